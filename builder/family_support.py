@@ -46,6 +46,7 @@ EXAMPLE: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
     "full_attn_idxs": [2, 5],
+    "hidden_size_per_layer_input": 0,
 }
 """config.json of a small model; absent fields have the family's defaults."""
 

@@ -44,6 +44,7 @@ from trtc.builder.weights import (
     conv_weight,
     decay_rate,
     dt_bias,
+    layer_scalar,
     linear_weights,
     norm_bias,
     norm_weight,
@@ -220,7 +221,11 @@ class _SourceGraph:
         else:
             mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
         mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
-        return self._add(f"{site}.mlp.residual", hidden, mixed), written
+        hidden = self._add(f"{site}.mlp.residual", hidden, mixed)
+        if layer.scalar is not None:
+            scalar = self._writer.weight(f"{site}.scalar", layer_scalar(layer.scalar, self._dtype))
+            hidden = self._mul(f"{site}.scaled", hidden, scalar)
+        return hidden, written
 
     def _attention(
         self,
@@ -234,9 +239,11 @@ class _SourceGraph:
         site, group = f"layers.{index}.attention", self._groups[index]
         q = self._linear(f"{site}.q", spec.q, x)
         k = self._linear(f"{site}.k", spec.k, x)
-        v = self._linear(f"{site}.v", spec.v, x)
+        v = k if spec.v is None else self._linear(f"{site}.v", spec.v, x)
         q = self._qk_norm(f"{site}.q_norm", spec.q_norm, q, spec)
         k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
+        if spec.v_norm is not None:
+            v = self._head_norm(f"{site}.v_norm", spec.v_norm, v, spec.head_dim)
         q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
         k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
         if spec.query_scale is not None:
@@ -472,7 +479,10 @@ class _SourceGraph:
         """RMSNorm over each head's D values of x [T, heads * D], or over each row."""
         if norm is None or spec.qk_norm == "row":
             return self._optional_norm(site, norm, x)
-        width, head_dim = x.shape[1], spec.head_dim
+        return self._head_norm(site, norm, x, spec.head_dim)
+
+    def _head_norm(self, site: str, norm: NormSpec, x: Value, head_dim: int) -> Value:
+        width = x.shape[1]
         assert isinstance(width, int)
         heads = self._reshape(f"{site}.heads", x, ("T", width // head_dim, head_dim))
         return self._reshape(f"{site}.flat", self._norm(site, norm, heads), ("T", width))

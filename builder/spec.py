@@ -109,8 +109,8 @@ class LinearSpec:
 class NormSpec:
     """RMSNorm or LayerNorm over the last axis."""
 
-    weight: str
-    """Tensor name."""
+    weight: str | None
+    """Tensor name; None: nothing multiplies the normalised values (Gemma 4's values)."""
     eps: float
     unit_offset: bool = False
     """Adds 1 to the weight (Gemma)."""
@@ -162,11 +162,14 @@ class AttentionSpec:
     rope: RopeSpec
     q: LinearSpec
     k: LinearSpec
-    v: LinearSpec
+    v: LinearSpec | None
+    """None: values are what `k` gives, before its norm and rope (Gemma 4)."""
     o: LinearSpec
     q_norm: NormSpec | None = None
     """Before rope (Qwen3)."""
     k_norm: NormSpec | None = None
+    v_norm: NormSpec | None = None
+    """Over each head's values (Gemma 4)."""
     qk_norm: QkNorm = "head"
     query_scale: QueryScale | None = None
     window: int | None = None
@@ -385,6 +388,7 @@ class LayerSpec:
 
     Norms before: Llama. After: OLMo 2. Both: Gemma 2, GLM-4.
     Parallel (Cohere): x += post(mixer(pre(x))) + post(mlp(pre(x))), with the mixer's norm for both.
+    Then x *= scalar (Gemma 4).
     """
 
     mixer: MixerSpec
@@ -394,6 +398,8 @@ class LayerSpec:
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
     parallel: bool = False
+    scalar: str | None = None
+    """Tensor name, [1]: multiplies what the layer gives."""
 
     @property
     def attention(self) -> AttentionSpec:
@@ -420,7 +426,8 @@ class LayerSpec:
         if isinstance(mixer, GatedDeltaSpec):
             return (mixer.qkv, mixer.z, mixer.out_proj)
         gate = () if mixer.gate is None else (mixer.gate,)
-        return (mixer.q, *gate, mixer.k, mixer.v, mixer.o)
+        values = () if mixer.v is None else (mixer.v,)
+        return (mixer.q, *gate, mixer.k, *values, mixer.o)
 
 
 @dataclass(frozen=True)

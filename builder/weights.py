@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
+from trtc.builder.recipes import (
+    Apply,
+    Array,
+    Cast,
+    Constant,
+    Load,
+    Recipe,
+    Reshape,
+    Rows,
+    TensorReader,
+)
 from trtc.builder.spec import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -73,6 +83,8 @@ def source_recipe(source: TensorSource, linear: LinearSpec | None = None) -> Rec
 
 def norm_weight(norm: NormSpec, size: int, dtype: str) -> Tensor:
     """[size]; Gemma's 1 is added in f32, as the model does, before the weight is rounded."""
+    if norm.weight is None:
+        return _of_norm(Constant(np.ones(size, np.float32)), norm, size, dtype)
     recipe: Recipe = Load(norm.weight)
     if norm.unit_offset:
         recipe = Apply(_plus_one, (Cast(recipe, "f32"),))
@@ -100,6 +112,11 @@ class _Times:
 
     def __call__(self, weight: Array) -> Array:
         return weight * np.float32(self.factor)
+
+
+def layer_scalar(name: str, dtype: str) -> Tensor:
+    """()."""
+    return Tensor(Reshape(Cast(Load(name), dtype), ()), dtype, ())
 
 
 def attention_sinks(attention: AttentionSpec, dtype: str) -> Tensor | None:

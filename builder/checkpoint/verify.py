@@ -12,6 +12,7 @@ from trtc.builder.spec import (
     DenseMlpSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
+    LayerSpec,
     LinearSpec,
     MixerSpec,
     MoeMlpSpec,
@@ -44,6 +45,8 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
         _add_mixer(shapes, layer.mixer)
         if isinstance(layer.mlp, MoeMlpSpec):
             _add_routers(shapes, layer.mlp)
+        if layer.scalar is not None:
+            shapes[layer.scalar] = (1,)
     for linear in spec.linears:
         _add_linear(shapes, linear)
     _add_norm(shapes, spec.final_norm, spec.hidden_size)
@@ -111,8 +114,9 @@ def _renamed(value: T, prefix: str) -> T:
     if isinstance(value, LinearSpec):
         return dataclasses.replace(value, name=rename(value.name))
     if isinstance(value, NormSpec):
+        weight = None if value.weight is None else rename(value.weight)
         bias = None if value.bias is None else rename(value.bias)
-        return dataclasses.replace(value, weight=rename(value.weight), bias=bias)
+        return dataclasses.replace(value, weight=weight, bias=bias)
     if isinstance(value, ChoiceBias):
         return dataclasses.replace(value, tensor=rename(value.tensor))
     if isinstance(value, ShortConvSpec):
@@ -126,6 +130,8 @@ def _renamed(value: T, prefix: str) -> T:
         )
     if isinstance(value, AttentionSpec) and value.sinks is not None:
         value = dataclasses.replace(value, sinks=rename(value.sinks))
+    if isinstance(value, LayerSpec) and value.scalar is not None:
+        value = dataclasses.replace(value, scalar=rename(value.scalar))
     if isinstance(value, tuple):
         return type(value)(_renamed(one, prefix) for one in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -211,6 +217,7 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)
         _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else mixer.k.out_features)
+        _add_norm(shapes, mixer.v_norm, mixer.head_dim)
         if mixer.sinks is not None:
             shapes[mixer.sinks] = (mixer.num_heads,)
         return
@@ -242,7 +249,7 @@ def _add_routers(shapes: dict[str, Shape], mlp: MoeMlpSpec) -> None:
 
 
 def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:
-    if norm is not None:
+    if norm is not None and norm.weight is not None:
         shapes[norm.weight] = (size,)
     if norm is not None and norm.bias is not None:
         shapes[norm.bias] = (size,)

@@ -55,6 +55,11 @@ FEATURES: Mapping[str, _Test] = {
         lambda one: one.q_norm is not None and one.qk_norm == "row"
     ),
     "q, k, v biases": _any_attention(lambda one: one.q.has_bias),
+    "norms of values": _any_attention(lambda one: one.v_norm is not None),
+    "values that are keys": _any_attention(lambda one: one.v is None),
+    "layers that differ in heads": lambda spec: (
+        len({(one.num_kv_heads, one.head_dim) for _, one in spec.attentions}) > 1
+    ),
     "sliding windows": _any_attention(lambda one: one.window is not None),
     "layers without rotary embedding": _any_attention(lambda one: one.rope is NO_ROPE),
     "interleaved rotary embedding": _any_attention(lambda one: one.q.interleaved is not None),
@@ -83,6 +88,7 @@ FEATURES: Mapping[str, _Test] = {
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),
+    "layers scaled": _any_layer(lambda layer: layer.scalar is not None),
     "embedding scale": lambda spec: spec.embedding_scale is not None,
     "logit scale": lambda spec: spec.final_norm.multiplier != 1.0,
     "logit softcap": lambda spec: spec.logit_softcap is not None,

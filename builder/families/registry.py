@@ -14,6 +14,7 @@ from trtc.builder.families.ernie4_5_moe import ernie4_5_moe
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
+from trtc.builder.families.gemma4 import gemma4, gemma4_unified
 from trtc.builder.families.glm4 import glm, glm4
 from trtc.builder.families.glm4_moe import glm4_moe
 from trtc.builder.families.glm4_moe_lite import glm4_moe_lite
@@ -51,6 +52,9 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForCausalLM": gemma4,
+    "Gemma4ForConditionalGeneration": gemma4,
+    "Gemma4UnifiedForConditionalGeneration": gemma4_unified,
     "Phi3ForCausalLM": phi3,
     "Lfm2ForCausalLM": lfm2,
     "Qwen3MoeForCausalLM": qwen3_moe,

@@ -2,7 +2,7 @@
 
 Two spellings are read: the flat one (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and
 the newer `rope_parameters`. Scalings: default, linear (arXiv:2306.15595), llama3 (Llama 3.1),
-yarn (arXiv:2309.00071) and longrope (arXiv:2402.13753).
+yarn (arXiv:2309.00071), longrope (arXiv:2402.13753) and proportional (Gemma 4).
 """
 
 import math
@@ -55,14 +55,14 @@ def rope_spec(
     partial = Config(parameters).number(
         "partial_rotary_factor", config.number("partial_rotary_factor", 1.0)
     )
-    rotary_dim = int(head_dim * partial)
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise CheckpointError(
             f"gives {rotary_dim} rotary dimensions of {head_dim}, which are not a pair of halves",
             field="config.json: partial_rotary_factor",
         )
     plain = 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    scaling = _Scaling(parameters, config, theta, rotary_dim, max_seq_len)
+    scaling = _Scaling(parameters, config, theta, rotary_dim, partial, max_seq_len)
     with np.errstate(all="ignore"):
         inv_freq, attention_factor = _SCALINGS[kind](plain, scaling)
         _check_finite(inv_freq.astype(np.float32), np.asarray(attention_factor))
@@ -160,11 +160,13 @@ class _Scaling:
         config: Config,
         theta: float,
         rotary_dim: int,
+        partial: float,
         max_seq_len: int,
     ) -> None:
         self.parameters = Config(parameters)
         self.theta = theta
         self.rotary_dim = rotary_dim
+        self.partial = partial
         self.max_seq_len = max_seq_len
         self.max_positions = config.integer("max_position_embeddings")
         # Phi-3 keeps the pretrained length outside of the rope parameters, where it decides.
@@ -256,10 +258,19 @@ def _longrope(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float
     return inv_freq, math.sqrt(1 + math.log(factor) / math.log(max(scaling.original, 2)))
 
 
+def _proportional(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    """Of the pairs (i, i + head_dim / 2) the first ones turn, with the frequencies that they have
+    where all do; the others have frequency 0."""
+    turning = int(scaling.partial * scaling.rotary_dim // 2)
+    inv_freq = plain / scaling.parameters.number("factor", 1.0)
+    return np.where(np.arange(len(plain)) < turning, inv_freq, 0.0), 1.0
+
+
 _SCALINGS: Mapping[str, Callable[[Frequencies, _Scaling], tuple[Frequencies, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

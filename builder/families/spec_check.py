@@ -136,18 +136,22 @@ class _Check:
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.linear(f"{place}.q", spec.q, hidden, q)
         self.linear(f"{place}.k", spec.k, hidden, kv)
-        self.linear(f"{place}.v", spec.v, hidden, kv)
+        if spec.v is not None:
+            self.linear(f"{place}.v", spec.v, hidden, kv)
         self.linear(f"{place}.o", spec.o, q, hidden)
         if spec.gate is not None:
             self.linear(f"{place}.gate", spec.gate, hidden, q)
         self.rope(f"{place}.rope", spec.rope, spec.head_dim)
         if spec.window is not None:
             self.between(f"{place}.window", spec.window, 1, 2**31 - 1)
-        for name, norm in (("q_norm", spec.q_norm), ("k_norm", spec.k_norm)):
+        norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm, "v_norm": spec.v_norm}
+        for name, norm in norms.items():
             if norm is not None and norm.centered:
-                self.fail(f"{place}.{name}.centered", "is True, and q and k have RMS norms only")
+                self.fail(f"{place}.{name}.centered", "is True, and q, k and v have RMS norms only")
             if norm is not None and spec.q.interleaved is not None:
                 self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
+        if spec.v is None and spec.k.interleaved is not None:
+            self.fail(f"{place}.v", "is None, and interleaved heads are reordered")
         self._pairs(place, spec)
 
     def latent_attention(self, place: str, spec: LatentAttentionSpec, hidden: int) -> None:

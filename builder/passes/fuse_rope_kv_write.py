@@ -35,6 +35,15 @@ class _Rotated:
 
 
 @dataclass(frozen=True)
+class _Values:
+    """v before its norm."""
+
+    source: Tensor
+    norm: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
 class _Scale:
     """What multiplies rotated queries: table[positions]."""
 
@@ -43,14 +52,14 @@ class _Scale:
 
 
 def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
-    """Fuse each layer's q/k norm, rope and KV write.
+    """Fuse each layer's q/k/v norm, rope and KV write.
 
-    Rule: with r(x) = RotaryEmbedding(x) or RotaryEmbedding(RMSNormalization(x)), between any
-    reshapes and casts,
-        kv_write(r(k), v, pool, slots), paged_attention(r(q), pool_out, ...)
+    Rule: with r(x) = RotaryEmbedding(x) or RotaryEmbedding(RMSNormalization(x)), and n(x) = x or
+    RMSNormalization(x), between any reshapes and casts,
+        kv_write(r(k), n(v), pool, slots), paged_attention(r(q), pool_out, ...)
         -> rope_kv_write(q, k, v, positions, slots, ..., pool), paged_attention(q_out, pool_out)
-    where both rotations share positions and tables, and neither result is read elsewhere. r(q) may
-    be multiplied by Gather(q_scale, positions).
+    where both rotations share positions and tables, norms have one epsilon, and no result is read
+    elsewhere. r(q) may be multiplied by Gather(q_scale, positions).
     """
     changed = False
     for write in rewriter.fused_nodes("kv_write"):
@@ -61,13 +70,22 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
         queries, scale = _match_scale(rewriter, attention.inputs[0])
         q = _match_rotated(rewriter, queries, attention.attrs["head_dim"])
         k = _match_rotated(rewriter, write.inputs[0], write.attrs["head_dim"])
-        if q is None or k is None or not _share_tables(q, k):
+        v = _match_values(rewriter, write.inputs[1], write.attrs["head_dim"])
+        if q is None or k is None or not _share_tables(q, k) or not _share_epsilon(q, k, v):
             continue
         if scale is None or scale.positions is q.positions:
             table = None if scale is None else rewriter.as_type(scale.table, "f32")
-            _fuse(rewriter, write, attention, q, k, table)
+            _fuse(rewriter, write, attention, q, k, v, table)
             changed = True
     return changed
+
+
+def _match_values(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Values:
+    norm = _producer_through(rewriter, tensor, "RMSNormalization")
+    if norm is None or not _is_head_norm(norm, head_dim):
+        return _Values(_source(rewriter, tensor))
+    weight = rewriter.as_type(norm.inputs[1], "f32")
+    return _Values(_source(rewriter, norm.inputs[0]), weight, norm.attrs.get("epsilon", 1e-5))
 
 
 def _match_scale(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, _Scale | None]:
@@ -135,15 +153,17 @@ def _source(rewriter: Rewriter, tensor: Tensor) -> Tensor:
 
 
 def _share_tables(q: _Rotated, k: _Rotated) -> bool:
-    same_eps = q.norm is None or k.norm is None or q.eps == k.eps
     return (
         q.positions is k.positions
         and q.cos is k.cos
         and q.sin is k.sin
         and q.rotary_dim == k.rotary_dim
-        and same_eps
         and dtype_of(q.source) == dtype_of(k.source)
     )
+
+
+def _share_epsilon(*parts: _Rotated | _Values) -> bool:
+    return len({part.eps for part in parts if part.norm is not None}) <= 1
 
 
 def _fuse(
@@ -152,6 +172,7 @@ def _fuse(
     attention: Node,
     q: _Rotated,
     k: _Rotated,
+    v: _Values,
     q_scale: Tensor | None,
 ) -> None:
     pool_out = write.outputs[0]
@@ -162,13 +183,14 @@ def _fuse(
         inputs={
             "q": q.source,
             "k": k.source,
-            "v": _source(rewriter, write.inputs[1]),
+            "v": v.source,
             "positions": q.positions,
             "slots": input_of(write, "slots"),
             "cos": q.cos,
             "sin": q.sin,
             "q_norm": q.norm,
             "k_norm": k.norm,
+            "v_norm": v.norm,
             "q_scale": q_scale,
             "k_scale": input_of(write, "k_scale"),
             "v_scale": input_of(write, "v_scale"),
@@ -180,7 +202,7 @@ def _fuse(
             "num_kv_heads": write.attrs["num_kv_heads"],
             "head_dim": write.attrs["head_dim"],
             "rotary_dim": q.rotary_dim,
-            "eps": q.eps or k.eps,
+            "eps": q.eps or k.eps or v.eps,
         },
     )
     rewriter.set_input(attention, "q", q_out)

@@ -12,6 +12,7 @@ from trtc.plugins.gpu.triton_launch import by_columns
 def add(
     x,
     y,
+    factor,
     dims,
     out,
     COUNT: tl.constexpr,
@@ -32,6 +33,8 @@ def add(
         one = tl.load(x + row * X_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
         other = tl.load(y + row * Y_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
         total = (one + other).to(out.dtype.element_ty)
+        if factor is not None:
+            total = (total.to(tl.float32) * tl.load(factor)).to(out.dtype.element_ty)
         tl.store(out + row * OUT_STRIDE + column, total, mask=inside)
 
 

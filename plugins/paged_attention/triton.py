@@ -24,6 +24,9 @@ _PARAMETERS = (
     "out",
 )
 
+_BOOKKEEPING = 8 << 10
+"""Bytes of shared memory beside queries, keys and values."""
+
 
 @triton.jit
 def attention_prefill(
@@ -146,6 +149,8 @@ def tile_of(site: Site, group_pad: int) -> Tile:
     small = not site.arch.has_large_shared
     if site.dtypes["q"] == "f32":
         tile = Tile(16 if head_pad > 128 else 32, 16, num_warps=4, num_stages=1)
+    elif head_pad > 256:
+        tile = _tile_of_wide_heads(site, head_pad)
     elif head_pad > 128:
         tile = Tile(64, 32, num_warps=4, num_stages=1 if small else 2)
     elif small:
@@ -153,3 +158,13 @@ def tile_of(site: Site, group_pad: int) -> Tile:
     else:
         tile = Tile(128, 64, num_warps=8, num_stages=2)
     return Tile(max(tile.block_m, group_pad), tile.block_n, tile.num_warps, tile.num_stages)
+
+
+def _tile_of_wide_heads(site: Site, head_pad: int) -> Tile:
+    """Queries and blocks of keys and values of a row are wide: as many as fit."""
+    row = 2 * head_pad
+    for tile in (Tile(64, 32, num_warps=8, num_stages=2), Tile(64, 32, num_warps=8, num_stages=1)):
+        rows = tile.block_m + 2 * tile.num_stages * tile.block_n
+        if rows * row + _BOOKKEEPING <= site.arch.shared_bytes:
+            return tile
+    return Tile(32, 32, num_warps=8, num_stages=1)

@@ -1,4 +1,4 @@
-// q_out = rope(norm(q)) * q_scale; pool[slots] = (rope(norm(k)) / k_scale, v / v_scale).
+// q_out = rope(norm(q)) * q_scale; pool[slots] = (rope(norm(k)) / k_scale, norm(v) / v_scale).
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace trtc {
 
 struct rope_kv_write_args {
-  View q, k, v, positions, slots, cos, sin, q_norm, k_norm, q_scale, k_scale, v_scale, pool, q_out, pool_out;
+  View q, k, v, positions, slots, cos, sin, q_norm, k_norm, v_norm, q_scale, k_scale, v_scale, pool, q_out, pool_out;
   std::int64_t M, num_pages;
 };
 
@@ -58,6 +58,7 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
   const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
   const auto* q_norm = static_cast<const float*>(a.q_norm.data);
   const auto* k_norm = static_cast<const float*>(a.k_norm.data);
+  [[maybe_unused]] const auto* v_norm = static_cast<const float*>(a.v_norm.data);
 
   ctx.threads.parallel_for(a.M, rows_a_part(columns), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
@@ -79,8 +80,17 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
         detail::rotate_head<C>(rotated, cos, sin);
         write_to_pool<typename C::k_scale_t>(keys + head * C::head_dim, rotated, C::head_dim, a.k_scale.scalar());
       }
-      write_to_pool<typename C::v_scale_t>(slot_in_pool<C>(pool, Half::values, slots[row]), a.v.row<const T>(row),
-                                           C::num_kv_heads * C::head_dim, a.v_scale.scalar());
+      auto* values = slot_in_pool<C>(pool, Half::values, slots[row]);
+      if constexpr (std::is_same_v<typename C::v_norm_t, none>) {
+        write_to_pool<typename C::v_scale_t>(values, a.v.row<const T>(row), C::num_kv_heads * C::head_dim,
+                                             a.v_scale.scalar());
+      } else {
+        for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {
+          T normed[C::head_dim];
+          detail::normed_head<C, typename C::v_norm_t>(normed, a.v.row<const T>(row) + head * C::head_dim, v_norm);
+          write_to_pool<typename C::v_scale_t>(values + head * C::head_dim, normed, C::head_dim, a.v_scale.scalar());
+        }
+      }
     }
   });
 }

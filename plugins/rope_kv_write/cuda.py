@@ -25,6 +25,7 @@ def rope_kv_write(
     sin,
     q_norm,
     k_norm,
+    v_norm,
     q_scale,
     k_scale,
     v_scale,
@@ -113,6 +114,11 @@ def rope_kv_write(
             inside = (head < NUM_KV_HEADS)[:, None] & (column < HEAD_DIM)[None, :]
             by = None if v_scale is None else tl.load(v_scale)
             values = tl.load(v + row * V_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
+            if v_norm is not None:
+                squares = tl.sum(values * values, 1)
+                root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
+                weight = tl.load(v_norm + column, mask=column < HEAD_DIM, other=0.0)[None, :]
+                values = (tl.div_rn(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
             written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
             tl.store(row_of_v + at, written, mask=inside)
 

@@ -6,7 +6,8 @@ from trtc.plugins.rope_kv_write.reference import reference
 
 ROPE_KV_WRITE = FusedOp(
     name="rope_kv_write",
-    summary="q_out = rope(norm(q)) * q_scale; pool[slots] = (rope(norm(k)) / k_scale, v / v_scale)",
+    summary="q_out = rope(norm(q)) * q_scale; "
+    "pool[slots] = (rope(norm(k)) / k_scale, norm(v) / v_scale)",
     inputs=(
         Parameter("q", ("M", "num_heads*head_dim"), ("f32", "bf16")),
         Parameter("k", ("M", "num_kv_heads*head_dim"), ("f32", "bf16")),
@@ -17,6 +18,7 @@ ROPE_KV_WRITE = FusedOp(
         Parameter("sin", ("S", "rotary_half"), ("f32",), role="weight"),
         Parameter("q_norm", ("head_dim",), ("f32",), role="weight", optional=True),
         Parameter("k_norm", ("head_dim",), ("f32",), role="weight", optional=True),
+        Parameter("v_norm", ("head_dim",), ("f32",), role="weight", optional=True),
         Parameter("q_scale", ("S",), ("f32",), role="weight", optional=True),
         Parameter("k_scale", (), ("f32",), role="weight", optional=True),
         Parameter("v_scale", (), ("f32",), role="weight", optional=True),

@@ -18,6 +18,7 @@ def reference(
     sin: Array,
     q_norm: Array | None,
     k_norm: Array | None,
+    v_norm: Array | None,
     q_scale: Array | None,
     k_scale: Array | None,
     v_scale: Array | None,
@@ -29,16 +30,20 @@ def reference(
     rotary_dim: int,
     eps: float,
 ) -> tuple[Array, Array]:
-    """Return (rotated q, scaled by its position; a copy of the pool with the rotated k and v at
-    `slots`)."""
+    """Return (rotated q, scaled by its position; a copy of the pool with the rotated k and the
+    normalised v at `slots`)."""
     through = str(q.dtype)
 
-    def rotated(x: Array, num: int, norm: Array | None) -> Array:
+    def normed(x: Array, num: int, norm: Array | None) -> Array:
         heads = x.astype(np.float32).reshape(-1, num, head_dim)
-        if norm is not None:
-            mean_square = np.mean(heads * heads, axis=-1, keepdims=True)
-            heads = heads / np.sqrt(mean_square + np.float32(eps)) * norm.astype(np.float32)
-            heads = cast(heads, through).astype(np.float32)
+        if norm is None:
+            return heads
+        mean_square = np.mean(heads * heads, axis=-1, keepdims=True)
+        heads = heads / np.sqrt(mean_square + np.float32(eps)) * norm.astype(np.float32)
+        return cast(heads, through).astype(np.float32)
+
+    def rotated(x: Array, num: int, norm: Array | None) -> Array:
+        heads = normed(x, num, norm)
         half = rotary_dim // 2
         c = cos[positions][:, None, :].astype(np.float32)
         s = sin[positions][:, None, :].astype(np.float32)
@@ -49,7 +54,7 @@ def reference(
     written = pool.copy()
     pages, offsets = np.divmod(slots, pool.shape[2])
     keys = rotated(k, num_kv_heads, k_norm)
-    values = v.reshape(-1, num_kv_heads, head_dim)
+    values = normed(v, num_kv_heads, v_norm)
     for index, (rows, scale) in enumerate(((keys, k_scale), (values, v_scale))):
         stored = rows.astype(np.float32)
         if scale is not None:

@@ -37,6 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss": {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": 128, "sinks": True},
     "one kv head": {"heads": 32, "kv_heads": 1, "head_dim": 256, "out": "f32"},
 }
+GEMMA_4: dict[str, Any] = {"heads": 32, "kv_heads": 4, "head_dim": 512}
+WIDE: dict[str, dict[str, Any]] = {
+    "gemma-4": GEMMA_4,
+    "gemma-4 fp8": {**GEMMA_4, "pool": "f8e4m3", "by": KV_SCALES},
+}
 ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "one kv head")
 IN_TRITON = [
     ("llama-3", 80),
@@ -46,6 +51,10 @@ IN_TRITON = [
     ("gpt-oss", 90),
     ("llama-3", 100),
     ("llama-3", 120),
+    ("gemma-4", 80),
+    ("gemma-4 fp8", 89),
+    ("gemma-4", 90),
+    ("gemma-4", 120),
 ]
 
 
@@ -121,7 +130,7 @@ def test_e4m3_is_refused_where_there_is_none() -> None:
 
 @pytest.mark.parametrize(("name", "sm"), IN_TRITON)
 def test_tiles_compile_in_triton(name: str, sm: int) -> None:
-    site = make_site(sm, **CASES[name])
+    site = make_site(sm, **{**CASES, **WIDE}[name])
     launch = prefill(site, least_new=2)
     assert isinstance(launch.kernel, KernelSource)
     ptx = check(launch, compile_kernel(launch.kernel, sm), sm)

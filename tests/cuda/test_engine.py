@@ -35,6 +35,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {"num_hidden_layers": 2},
     "qwen2_moe": {"num_hidden_layers": 2, "use_sliding_window": False},
     "gemma3": WINDOWS,
+    "gemma4": {
+        "num_hidden_layers": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_next": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 4},
     "qwen3_5": {
@@ -56,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """One without and one with norms of q and k, one with routed experts, two
 with shared ones, one of which has a sigmoid router with groups and the other a gate, one with
 windows and full attention, rope by layer type, scaled embeddings and norms on both sides of a
-layer's parts, and one
+layer's parts, one with layers that differ in heads, one
 with short convolutions, whose states lie side by side in the pool; one with delta nets, whose
 layers have two states, and a gate behind attention; one with norms after a layer's
 parts and over all heads, one with sinks and biased experts, one with LayerNorm and squared ReLU

@@ -21,10 +21,19 @@ def test_the_kernels_agree_with_their_reference(call: KernelCall, stale: int, va
     assert_rope_close(call, run_lowered(call, stale=stale, variant=variant))
 
 
-@pytest.mark.parametrize("present", ["q_norm", "k_norm", "q_scale", "k_scale", "v_scale"])
+@pytest.mark.parametrize("present", ["q_norm", "k_norm", "v_norm", "q_scale", "k_scale", "v_scale"])
 def test_each_optional_input_comes_alone(present: str) -> None:
-    call = rope_call(np.random.default_rng(5), "bf16", "f8e4m3", 32, 16, normed=True, scaled=True)
-    names = ("q_norm", "k_norm", "q_scale", "k_scale", "v_scale")
+    call = rope_call(
+        np.random.default_rng(5),
+        "bf16",
+        "f8e4m3",
+        32,
+        16,
+        normed=True,
+        scaled=True,
+        normed_values=True,
+    )
+    names = ("q_norm", "k_norm", "v_norm", "q_scale", "k_scale", "v_scale")
     optional = dict.fromkeys(names)
     alone = {**call.inputs, **optional, present: call.inputs[present]}
     one = KernelCall(call.op, call.attributes, alone)

@@ -21,6 +21,7 @@ FAMILIES = (
     "qwen3",
     "gemma2",
     "gemma3",
+    "gemma4",
     "lfm2",
     "phi3",
     "phi3_longrope",

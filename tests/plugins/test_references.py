@@ -100,7 +100,7 @@ def test_rotation_turns_pairs_by_their_angles(rng):
     pool = np.zeros((2, 2, 4, heads, head_dim), np.float32)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     q_out, pool_out = REGISTRY["rope_kv_write"].reference(
-        x, x, x, positions, slots, cos, sin, None, None, None, None, None, pool,
+        x, x, x, positions, slots, cos, sin, None, None, None, None, None, None, pool,
         num_heads=heads, num_kv_heads=heads, head_dim=head_dim, rotary_dim=rotary, eps=0.0,
     )  # fmt: skip
     by_head = x.reshape(tokens, heads, head_dim)

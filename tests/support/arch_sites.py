@@ -44,7 +44,7 @@ _SCALED = {"out_scale": "f32", "out": "q"}
 _WEIGHT = {"weight": "i4", "weight_scale": "f32"}
 _TILES = {"weight_dtype": "i4", "group_size": 128, "layout": "tiles"}
 SITES: Mapping[str, tuple[MakeSite, ...]] = {
-    "add": (_site("add", {"K": WIDTH}, _bf16("x", "y", "out")),),
+    "add": (_site("add", {"K": WIDTH}, {"factor": "f32"} | _bf16("x", "y", "out")),),
     "all_gather": (_site("all_gather", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
     "all_reduce": (_site("all_reduce", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
     "causal_conv": (
@@ -205,7 +205,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         _site(
             "rope_kv_write",
             _HEADS,
-            {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32"}
+            {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32", "v_norm": "f32"}
             | _bf16("q", "k", "v", "q_out", "pool", "pool_out"),
             **_HEADS,
             rotary_dim=HEAD_DIM,

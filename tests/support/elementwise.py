@@ -79,11 +79,12 @@ def quantize(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -
 
 
 def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
-    x = random_array(rng, ROWS, width, dtype=dtype)
+    x, y = (random_array(rng, ROWS, width, dtype=dtype) for _ in range(2))
     rows = np.array([6, 0, 0, 3], np.int32)
     table = random_array(rng, 11, width, dtype="bf16")
     return [
-        KernelCall(REGISTRY["add"], {}, {"x": x, "y": random_array(rng, ROWS, width, dtype=dtype)}),
+        KernelCall(REGISTRY["add"], {}, {"x": x, "y": y}),
+        KernelCall(REGISTRY["add"], {}, {"x": x, "y": y, "factor": scalar(0.3125)}),
         KernelCall(REGISTRY["gather_rows"], {}, {"x": x, "rows": rows}),
         KernelCall(
             REGISTRY["embedding"],

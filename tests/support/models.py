@@ -123,6 +123,28 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                },
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": WINDOW}),
     "phi3_longrope": (
         "Phi3Config",
@@ -443,7 +465,7 @@ FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """Every variant that `tiny_checkpoint` can make."""
 
 
-_ZERO_CENTERED = ("gemma", "nemotron", "qwen3_5", "qwen3_next")
+_ZERO_CENTERED = ("gemma2", "gemma3", "nemotron", "qwen3_5", "qwen3_next")
 """Variants whose norms add 1 to their weights."""
 
 
@@ -484,7 +506,7 @@ def tiny_checkpoint(
         for name, parameter in model.named_parameters():
             parameter.copy_(_random_like(name, parameter, family))
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):  # of routers
+            if name.endswith(("bias", "layer_scalar")):  # of routers; Gemma 4's
                 buffer.copy_(_random_like(name, buffer, family))
     path = directory / family
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)

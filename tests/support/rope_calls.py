@@ -21,6 +21,7 @@ def rope_call(
     normed: bool,
     page_size: int = 8,
     scaled: bool = False,
+    normed_values: bool = False,
 ) -> KernelCall:
     """q, k and v are columns of one matrix, as a fused linear leaves them."""
     columns = np.cumsum([0, HEADS * head_dim, KV_HEADS * head_dim, KV_HEADS * head_dim])
@@ -39,6 +40,8 @@ def rope_call(
     inputs |= {name: inputs[name].astype(np.float32) for name in ("cos", "sin")}
     if normed:
         inputs |= {name: random_array(rng, head_dim) for name in ("q_norm", "k_norm")}
+    if normed_values:
+        inputs["v_norm"] = random_array(rng, head_dim)
     if scaled:
         inputs["q_scale"] = rng.uniform(0.5, 2, 40).astype(np.float32)
     if pool_dtype == "f8e4m3":
@@ -57,27 +60,32 @@ def grid() -> list[KernelCall]:
     rng = np.random.default_rng(21)
     return [
         rope_call(rng, "f32", "f32", 64, 64, normed=False, page_size=16),
-        rope_call(rng, "f32", "bf16", 24, 24, normed=True, scaled=True),
+        rope_call(rng, "f32", "bf16", 24, 24, normed=True, scaled=True, normed_values=True),
         rope_call(
             rng, "bf16", "bf16", 96, 72, normed=False, page_size=32, scaled=True
         ),  # partial rotation
         rope_call(rng, "bf16", "bf16", 128, 128, normed=True, page_size=64),
+        rope_call(rng, "bf16", "f8e4m3", 512, 512, normed=True, normed_values=True),
         rope_call(rng, "bf16", "f8e4m3", 64, 64, normed=False),
         rope_call(rng, "bf16", "f8e4m3", 16, 4, normed=True),
     ]
 
 
 def assert_rope_close(call: KernelCall, outputs: Mapping[str, Array]) -> None:
-    """Queries within the operator's tolerance, keys within a step of the pool's type; values and
-    all other slots exactly."""
+    """Queries within the operator's tolerance, keys and normalised values within a step of the
+    pool's type; other values and all other slots exactly."""
     expected = call.reference()
     pool, expected_pool = outputs["pool_out"], expected["pool_out"]
     assert_close(call, {"q_out": outputs["q_out"], "pool_out": expected_pool})
-    assert pool[:, 1].tobytes() == expected_pool[:, 1].tobytes()
     step = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8}[str(pool.dtype)]
-    keys, expected_keys = (p[:, 0].astype(np.float32) for p in (pool, expected_pool))
-    assert (np.abs(keys - expected_keys) <= step * np.abs(expected_keys) + step).all()
+    found, wanted = pool.astype(np.float32), expected_pool.astype(np.float32)
+    assert (np.abs(found - wanted) <= step * np.abs(wanted) + step).all()
+    if "v_norm" not in call.inputs:
+        assert pool[:, 1].tobytes() == expected_pool[:, 1].tobytes()
     untouched = np.ones(PAGES * pool.shape[2], bool)
     untouched[call.inputs["slots"]] = False
-    flat, before = (p[:, 0].reshape(len(untouched), -1) for p in (pool, call.inputs["pool"]))
-    assert flat[untouched].tobytes() == before[untouched].tobytes()
+    for plane in (0, 1):
+        flat, before = (
+            p[:, plane].reshape(len(untouched), -1) for p in (pool, call.inputs["pool"])
+        )
+        assert flat[untouched].tobytes() == before[untouched].tobytes()

@@ -39,6 +39,7 @@ FAMILIES = (
     "qwen3",
     "gemma2",
     "gemma3",
+    "gemma4",
     "phi3",
     "mixtral",
     "qwen3_moe",
@@ -60,6 +61,7 @@ WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 MORE_WIDTHS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 32},
+    "gemma4": {"layer_types": ["full_attention"]},
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "glm4_moe": {"moe_intermediate_size": 128, "first_k_dense_replace": 0},
     "qwen2_moe": {

@@ -123,6 +123,8 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     }
+    if family.startswith("gemma4"):
+        sizes["num_global_key_value_heads"] = 4
     spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
     named = replace(SCHEMES[scheme], dtype="f32")
     dummy, quantization = dummy_checkpoint(spec, named)
