@@ -12,9 +12,10 @@ import asyncio
 import itertools
 import logging
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,11 +23,9 @@ from trtc.protos.errors import ForbiddenError, HookError, TrtcError
 from trtc.runtime.hooks.child import FAILED, OK, REFUSED
 from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, Parameters, RequestInfo, Stop
-from trtc.runtime.hooks.lanes import Call, Lanes, failed
-from trtc.runtime.hooks.process import framed
+from trtc.runtime.hooks.lanes import Answer, Calls, Lanes, failed
 from trtc.runtime.host.loop_thread import LoopThread
 from trtc.runtime.host.relay import Relay
-from trtc.runtime.text.surrogates import without_surrogates
 
 _EDITS = "logits_processor"
 _NO_CHANGE = msgspec.msgpack.encode((OK, None))
@@ -42,7 +41,7 @@ _log = logging.getLogger("trtc.hooks")
 
 @dataclass(frozen=True)
 class Edit:
-    """A call of logits_processor for one token."""
+    """A call of logits_processor for one token (implements Call)."""
 
     lane: int
     info: RequestInfo
@@ -51,45 +50,29 @@ class Edit:
     """Either this or `failed` is called once, in the hooks' thread or by `begin_edits`."""
     failed: Callable[[TrtcError], None]
 
-
-@dataclass(eq=False)
-class _AwaitedCall(Call):
-    answer: "asyncio.Future[bytes]" = field(kw_only=True)
-    answers: Relay = field(kw_only=True)
-    """To the loop that awaits it."""
+    @property
+    def request_id(self) -> str:
+        return self.info.request_id
 
     @property
-    def is_wanted(self) -> bool:
-        return not self.answer.done()
-
-    def give(self, content: bytes) -> None:
-        self.answers.post(_settle, self.answer.set_result, self.answer, content)
-
-    def refuse(self, error: TrtcError) -> None:
-        self.answers.post(_settle, self.answer.set_exception, self.answer, error)
-
-
-@dataclass(eq=False)
-class _EditCall(Call):
-    edit: Edit = field(kw_only=True)
+    def arguments(self) -> tuple[Any, ...]:
+        return self.info, self.output_ids
 
     @property
     def is_wanted(self) -> bool:
         return True
 
-    def give(self, content: bytes) -> None:
-        if content == _NO_CHANGE:
-            self.edit.answered(None)
-            return
-        try:
-            given = _result(self.method, self.request_id, content)
-        except TrtcError as error:
-            self.refuse(error)
-        else:
-            self.edit.answered(given)
 
-    def refuse(self, error: TrtcError) -> None:
-        self.edit.failed(error)
+class _Awaited(NamedTuple):
+    """A call that a loop awaits (implements Call)."""
+
+    request_id: str
+    arguments: tuple[Any, ...]
+    answer: "asyncio.Future[bytes]"
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.answer.done()
 
 
 class HookCalls:
@@ -101,8 +84,8 @@ class HookCalls:
         self._methods: frozenset[str] = frozenset()
         self._turns = itertools.count()
         self._thread: LoopThread | None = None
-        self._calls: Relay | None = None
-        """To the hooks' thread."""
+        self._calls: dict[tuple[int, str], deque[_Awaited]] = {}
+        """Calls of this iteration of the loop, by lane and method."""
         self._answers: Relay | None = None
         """To the loop of `call`."""
         self._closing = threading.Lock()
@@ -125,7 +108,6 @@ class HookCalls:
             RequestError: the class cannot be imported or instantiated, or has no hook.
         """
         own, self._thread = asyncio.get_running_loop(), LoopThread("trtc-hooks")
-        self._calls = Relay(own, self._thread.loop)
         self._answers = Relay(self._thread.loop, own)
         self._methods = await self._thread.run(self._lanes.open())
 
@@ -144,16 +126,36 @@ class HookCalls:
             return None
         if self._closed:
             raise _ended(method)
-        assert self._calls is not None
-        assert self._answers is not None
-        future = asyncio.get_running_loop().create_future()
-        frame = framed(_call(method, arguments))
-        call = _AwaitedCall(method, request_id, frame, answer=future, answers=self._answers)
-        self._calls.post(self._lanes.add, lane, call)
+        loop = asyncio.get_running_loop()
+        if not self._calls:
+            loop.call_soon(self._hand_over)
+        future = loop.create_future()
+        calls = self._calls.get((lane, method))
+        if calls is None:
+            calls = self._calls[lane, method] = deque()
+        calls.append(_Awaited(request_id, arguments, future))
         answer = await future
         if answer == _NO_CHANGE:
             return None
         return _result(method, request_id, answer)
+
+    def _hand_over(self, thread: LoopThread | None = None) -> None:
+        """Pass the calls of this iteration to the hooks' thread, at once: a wake-up for each would
+        let both threads take the GIL from each other."""
+        thread = thread or self._thread
+        if self._calls and thread is not None:
+            calls, self._calls = self._calls, {}
+            thread.loop.call_soon_threadsafe(self._add, calls)
+
+    def _add(self, calls: Mapping[tuple[int, str], deque[_Awaited]]) -> None:
+        """In the hooks' thread."""
+        for (lane, method), waiting in calls.items():
+            self._lanes.add(lane, Calls(method, waiting, self._settle))
+
+    def _settle(self, ended: Sequence[tuple[_Awaited, Answer]]) -> None:
+        """In the hooks' thread."""
+        assert self._answers is not None
+        self._answers.post(_settle, ended)
 
     def begin_edits(self, edits: Sequence[Edit]) -> None:
         """Call logits_processor for all edits. Thread-safe."""
@@ -170,35 +172,46 @@ class HookCalls:
             self._closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
-            if self._calls is not None:
-                self._calls.flush()
+            self._hand_over(thread)
             await thread.run(self._lanes.close())
             await thread.stop()
 
 
 def _add_edits(lanes: Lanes, edits: Sequence[Edit]) -> None:
+    by_lane: dict[int, deque[Edit]] = defaultdict(deque)
     for edit in edits:
-        frame = framed(_call(_EDITS, (edit.info, edit.output_ids)))
-        lanes.add(edit.lane, _EditCall(_EDITS, edit.info.request_id, frame, edit=edit))
+        by_lane[edit.lane].append(edit)
+    for lane, waiting in by_lane.items():
+        lanes.add(lane, Calls(_EDITS, waiting, _settle_edits))
 
 
-def _settle(
-    settle: Callable[[Any], None], answer: "asyncio.Future[bytes]", value: bytes | TrtcError
-) -> None:
-    if not answer.done():  # else its caller has gone
-        settle(value)
+def _settle_edits(ended: Sequence[tuple[Edit, Answer]]) -> None:
+    for edit, answer in ended:
+        if answer == _NO_CHANGE:
+            edit.answered(None)
+        elif isinstance(answer, TrtcError):
+            edit.failed(answer)
+        else:
+            try:
+                given = _result(_EDITS, edit.request_id, answer)
+            except TrtcError as error:
+                edit.failed(error)
+            else:
+                edit.answered(given)
+
+
+def _settle(ended: Sequence[tuple[_Awaited, Answer]]) -> None:
+    for call, answer in ended:
+        if call.answer.done():  # its caller has gone
+            continue
+        if isinstance(answer, TrtcError):
+            call.answer.set_exception(answer)
+        else:
+            call.answer.set_result(answer)
 
 
 def _ended(method: str) -> HookError:
     return failed(method, "is not called any more: the server ends")
-
-
-def _call(method: str, arguments: tuple[Any, ...]) -> bytes:
-    try:
-        return msgspec.msgpack.encode((method, arguments))
-    except UnicodeEncodeError:
-        plain = msgspec.to_builtins((method, arguments), str_keys=False)
-        return msgspec.msgpack.encode(without_surrogates(plain))
 
 
 def _result(method: str, request_id: str, answer: bytes) -> Any:

@@ -2,11 +2,13 @@
 
 Frames are a length (4 bytes, little-endian) and that many bytes of MessagePack. Calls arrive on
 file descriptor 0, answers are sent on 1. The first frame is the name of the class, answered by (OK,
-names of its methods) or (FAILED, problem). All others are (method, arguments), answered in order by
-(OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
+names of its methods) or (FAILED, problem). All others are (method, arguments of each call); each
+call is answered in order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process`
+is the other side.
 
-Calls that arrive together are answered together if they can be repeated after a crash of the
-process: those of logits_processor, which depends on its arguments only.
+An answer is sent before the next call begins, so that it is not lost if the process ends; those of
+logits_processor, which depends on its arguments only and can be called again, are sent together.
+The other side reads them when the bell rings.
 """
 
 import importlib
@@ -15,6 +17,7 @@ import os
 import select
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -38,15 +41,19 @@ _CALLS, _ANSWERS, _ERRORS = range(3)
 _REPEATABLE = "logits_processor"
 READ_BYTES = 1 << 18
 _MOST_UNSENT_BYTES = 1 << 20
+_RING_S = 1e-3
+"""Seconds that an answer may wait for those of calls that arrived with its own."""
 
 
-def main(progress: int) -> None:
+def main(progress: int, bell: int) -> None:
     """Answer calls until the socket closes.
 
     Args:
         progress: descriptor of a Progress's shared memory.
+        bell: descriptor of the bell's socket.
     """
-    incoming, answers = os.dup(_CALLS), socket.socket(fileno=os.dup(_ANSWERS))
+    incoming = os.dup(_CALLS)
+    answers = Answers(socket.socket(fileno=os.dup(_ANSWERS)), socket.socket(fileno=bell))
     # Hooks may read from standard input and print to standard output.
     os.dup2(os.open(os.devnull, os.O_RDONLY), _CALLS)
     os.dup2(_ERRORS, _ANSWERS)
@@ -56,36 +63,72 @@ def main(progress: int) -> None:
     if first is None:
         return
     hooks, answer = _open(msgspec.msgpack.decode(first, type=str))
-    answers.sendall(_framed(answer))
+    answers.send(_framed(answer))
+    answers.ring()
     if hooks is not None:
         _answer_all(hooks, frames, answers, Progress(progress))
 
 
+class Answers:
+    """Sends answers, and rings when the other side should read them: not for each, but when all
+    calls are answered that have arrived, or after a while."""
+
+    def __init__(self, answers: socket.socket, bell: socket.socket) -> None:
+        self._answers = answers
+        self._bell = bell
+        self._since = 0.0
+
+    def send(self, frames: bytes | bytearray) -> None:
+        """Send frames, which are there for the other side even if this process ends next."""
+        view = memoryview(frames)
+        while view:
+            try:
+                view = view[self._answers.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:  # the other side has to read some first
+                self.ring()
+                select.select((), (self._answers,), ())
+        if time.monotonic() > self._since + _RING_S:
+            self.ring()
+
+    def ring(self) -> None:
+        self._bell.send(b"\0")
+        self.begin()
+
+    def begin(self) -> None:
+        """Answers may wait from now on."""
+        self._since = time.monotonic()
+
+
 def _answer_all(
-    hooks: Any, frames: Iterator[bytes | None], answers: socket.socket, progress: Progress
+    hooks: Any, frames: Iterator[bytes | None], answers: Answers, progress: Progress
 ) -> None:
-    calls, unsent, number = _calls(), bytearray(), 0
+    decoders, unsent, number = _decoders(), bytearray(), 0
     for frame in frames:
-        if frame is not None:
+        if frame is None:
+            answers.ring()
+            continue
+        method, _ = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
+        answers.begin()
+        for arguments in decoders[method].decode(frame)[1]:
             number += 1
             progress.begin(number)
-            method, _ = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
-            unsent += _framed(_answer(hooks, calls, method, frame))
-            if method == _REPEATABLE and len(unsent) < _MOST_UNSENT_BYTES:
-                continue
+            unsent += _framed(_answer(hooks, method, arguments))
+            if method != _REPEATABLE or len(unsent) >= _MOST_UNSENT_BYTES:
+                answers.send(unsent)
+                unsent.clear()
         if unsent:
-            answers.sendall(unsent)
+            answers.send(unsent)
             unsent.clear()
 
 
-def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
+def _decoders() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
     """Method -> decoder of its calls."""
     decoder = msgspec.msgpack.Decoder
     return {
-        "on_request": decoder(tuple[str, tuple[Request]]),
-        "on_prompt": decoder(tuple[str, tuple[RequestInfo, list[int]]]),
-        "logits_processor": decoder(tuple[str, tuple[RequestInfo, list[int]]]),
-        "on_output": decoder(tuple[str, tuple[RequestInfo, NewOutput]]),
+        "on_request": decoder(tuple[str, list[tuple[Request]]]),
+        "on_prompt": decoder(tuple[str, list[tuple[RequestInfo, list[int]]]]),
+        "logits_processor": decoder(tuple[str, list[tuple[RequestInfo, list[int]]]]),
+        "on_output": decoder(tuple[str, list[tuple[RequestInfo, NewOutput]]]),
     }
 
 
@@ -108,10 +151,7 @@ def _open(name: str) -> tuple[Any, tuple[str, Any]]:
     return hooks, (OK, methods)
 
 
-def _answer(
-    hooks: Any, calls: "dict[str, msgspec.msgpack.Decoder[Any]]", method: str, frame: bytes
-) -> tuple[str, Any]:
-    _, arguments = calls[method].decode(frame)
+def _answer(hooks: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     try:
         return OK, msgspec.Raw(_encoded(getattr(hooks, method)(*arguments)))
     except Refused as refusal:

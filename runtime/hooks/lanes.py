@@ -3,53 +3,96 @@
     call ─> lane ─> process          one call at a time; its answers come in order
                └──> spare            takes over when a call hangs or ends the process
 
-Calls of one iteration of the asyncio loop are sent together. If a call runs for too long its
-process is killed, only that call fails, and other calls without an answer go to a new process: they
-had not begun, or depend on their arguments only.
+Calls of one iteration of the asyncio loop are sent together, those of a method as one message. If a
+call runs for too long its process is killed, only that call fails, and other calls without an
+answer go to a new process: they had not begun, or depend on their arguments only.
 """
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from trtc.protos.errors import HookError, TrtcError
 from trtc.runtime.hooks.config import HooksConfig
-from trtc.runtime.hooks.process import HookProcess, ProcessLost
+from trtc.runtime.hooks.process import HookProcess, ProcessLost, framed_calls
 
 _SECOND_LOOK_S = 0.02
 """Seconds until a call counts as hung, for an answer that a busy loop has not read yet."""
 _log = logging.getLogger("trtc.hooks")
 
 
-@dataclass(eq=False)
-class Call(ABC):
-    """A call until it is answered."""
-
-    method: str
-    request_id: str
-    frame: bytes
-    number: int = 0
-    """Its number among the calls sent to its process, from 1; 0: not sent."""
+class Call(Protocol):
+    """One call of a hook."""
 
     @property
-    @abstractmethod
+    def request_id(self) -> str: ...
+
+    @property
+    def arguments(self) -> tuple[Any, ...]: ...
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the answer is still needed."""
 
-    @abstractmethod
+
+CallT = TypeVar("CallT", bound=Call)
+Answer = bytes | TrtcError
+"""The content of an answer, or why there is none."""
+
+
+class Calls(Generic[CallT]):
+    """Calls of one method that are sent together.
+
+    Args:
+        waiting: the calls, in order.
+        settle: called with calls that have ended, and their answers; each call ends once.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        waiting: deque[CallT],
+        settle: Callable[[Sequence[tuple[CallT, Answer]]], None],
+    ) -> None:
+        self.method = method
+        self.number = 0
+        """Number of the first call without an answer among those sent to its process, from 1; 0:
+        they are not sent."""
+        self._waiting = waiting
+        self._settle = settle
+        self._ended: list[tuple[CallT, Answer]] = []
+        """Calls that have ended since the last `flush`."""
+
+    def __len__(self) -> int:
+        """How many have no answer."""
+        return len(self._waiting)
+
+    def frame(self) -> bytes:
+        """The message with those that have no answer."""
+        return framed_calls(self.method, [one.arguments for one in self._waiting])
+
+    def drop_unwanted(self) -> None:
+        self._waiting = deque(one for one in self._waiting if one.is_wanted)
+
     def give(self, content: bytes) -> None:
-        """Set the answer's content."""
+        """Answer the first one."""
+        self._ended.append((self._waiting.popleft(), content))
+        self.number += 1
 
-    def fail(self, problem: str) -> None:
-        _log.error("hook=%s request=%r %s", self.method, self.request_id, problem)
-        self.refuse(failed(self.method, problem))
+    def fail(self, at: int, problem: str) -> None:
+        """Fail the one that `at` others come before."""
+        call = self._waiting[at]
+        del self._waiting[at]
+        _log.error("hook=%s request=%r %s", self.method, call.request_id, problem)
+        self._ended.append((call, failed(self.method, problem)))
 
-    @abstractmethod
-    def refuse(self, error: TrtcError) -> None:
-        """Fail the call with an error."""
+    def flush(self) -> None:
+        """Settle those that have ended."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._settle(ended)
 
 
 class Lanes:
@@ -80,9 +123,9 @@ class Lanes:
         await asyncio.gather(*(lane.open() for lane in self._lanes[1:]))
         return first.methods
 
-    def add(self, lane: int, call: Call) -> None:
-        """Send a call, together with others of the same iteration of the loop."""
-        self._lanes[lane].add(call)
+    def add(self, lane: int, calls: Calls[Any]) -> None:
+        """Send calls, together with others of the same iteration of the loop."""
+        self._lanes[lane].add(calls)
 
     async def close(self) -> None:
         """End all processes; calls without an answer fail. Idempotent."""
@@ -119,12 +162,12 @@ class _Lane:
         self._timeout_s = timeout_s
         self._take = take
         self._loop = asyncio.get_running_loop()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Calls[Any]] = deque()
         """Calls without an answer, oldest first."""
         self._process: HookProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._unsent: list[Call] = []
+        self._unsent: list[Calls[Any]] = []
         """The last of `_calls` that are not sent yet, if there is a process."""
         self._num_sent = 0
         """Number of calls sent to the process."""
@@ -137,15 +180,15 @@ class _Lane:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def add(self, call: Call) -> None:
-        """Send a call, together with others of the same iteration of the loop."""
+    def add(self, calls: Calls[Any]) -> None:
+        """Send calls, together with others of the same iteration of the loop."""
         if not self._calls:
             self._since = self._loop.time()
-        self._calls.append(call)
+        self._calls.append(calls)
         if self._process is not None:
             if not self._unsent:
                 self._loop.call_soon(self._send)
-            self._unsent.append(call)
+            self._unsent.append(calls)
             self._watch()
         elif self._opening is None:
             self._reopen()
@@ -160,7 +203,9 @@ class _Lane:
             process.kill()
             return
         self._process = process
-        self._calls = deque(call for call in self._calls if call.is_wanted)
+        for calls in self._calls:
+            calls.drop_unwanted()
+        self._calls = deque(calls for calls in self._calls if calls)
         self._since = self._loop.time()
         self._num_sent = 0
         self._unsent = list(self._calls)
@@ -170,10 +215,10 @@ class _Lane:
 
     def _send(self) -> None:
         if self._process is not None and self._unsent:
-            for call in self._unsent:
-                self._num_sent += 1
-                call.number = self._num_sent
-            self._process.send(b"".join(call.frame for call in self._unsent))
+            for calls in self._unsent:
+                calls.number = self._num_sent + 1
+                self._num_sent += len(calls)
+            self._process.send(b"".join(calls.frame() for calls in self._unsent))
             self._unsent = []
 
     def close(self) -> None:
@@ -193,13 +238,26 @@ class _Lane:
             while True:
                 contents = await process.receive()
                 self._since = self._loop.time()
-                for content in contents:
-                    if not self._calls:
-                        raise ProcessLost("gave an answer to no call")
-                    self._calls.popleft().give(content)
+                self._give(contents)
         except ProcessLost as error:
             if process is self._process:
                 self._replace(str(error))
+
+    def _give(self, contents: Sequence[bytes]) -> None:
+        """Answer the oldest calls.
+
+        Raises:
+            ProcessLost: there are more answers than calls.
+        """
+        for content in contents:
+            if not self._calls:
+                raise ProcessLost("gave an answer to no call")
+            first = self._calls[0]
+            first.give(content)
+            if not first:
+                self._calls.popleft().flush()
+        if self._calls:
+            self._calls[0].flush()
 
     def _replace(self, problem: str) -> None:
         """Fail the running call, or else the oldest one, and send the others to a new process."""
@@ -209,10 +267,7 @@ class _Lane:
         self._process = None
         if self._calls:
             first = self._calls[0].number
-            at = running - first if 0 < first <= running else 0
-            call = self._calls[at]
-            del self._calls[at]
-            call.fail(problem)
+            self._fail(running - first if 0 < first <= running else 0, problem)
         if self._calls:
             self._reopen()
 
@@ -227,17 +282,30 @@ class _Lane:
         finally:
             self._opening = None
 
+    def _fail(self, at: int, problem: str) -> None:
+        """Fail the call that `at` others come before."""
+        for calls in self._calls:
+            if at < len(calls):
+                calls.fail(at, problem)
+                calls.flush()
+                break
+            at -= len(calls)
+        self._calls = deque(calls for calls in self._calls if calls)
+
     def _fail_all(self, problem: str) -> None:
-        while self._calls:
-            self._calls.popleft().fail(problem)
+        failing, self._calls = self._calls, deque()
+        for calls in failing:
+            while calls:
+                calls.fail(0, problem)
+            calls.flush()
 
     def _watch(self) -> None:
         if self._timer is None and self._calls:
             self._timer = self._loop.call_at(self._since + self._timeout_s, self._look)
 
-    def _look(self, seen: Call | None = None) -> None:
-        """Replace the process if a call has run for too long; `seen`: the oldest call at the last
-        check."""
+    def _look(self, seen: tuple[Calls[Any], int] | None = None) -> None:
+        """Replace the process if a call has run for too long; `seen`: the oldest calls and their
+        number at the last check."""
         self._timer = None
         if not self._calls or self._process is None:
             return
@@ -246,10 +314,10 @@ class _Lane:
             self._since = max(self._since, running.began_at)
         if self._loop.time() < self._since + self._timeout_s:
             self._watch()
-        elif oldest is seen:
+        elif (oldest, oldest.number) == seen:
             self._replace(f"took longer than {self._timeout_s:g} s")
         else:
-            self._timer = self._loop.call_later(_SECOND_LOOK_S, self._look, oldest)
+            self._timer = self._loop.call_later(_SECOND_LOOK_S, self._look, (oldest, oldest.number))
 
 
 def failed(method: str, problem: str) -> HookError:

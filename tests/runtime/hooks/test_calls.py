@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.aio import asynchronous
 from trtc.protos.errors import ForbiddenError, HookError, RequestError
 from trtc.runtime.hooks.calls import Edit, HookCalls, _add_edits
+from trtc.runtime.hooks.child import take_frames
 from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, NewOutput, RequestInfo, Stop
+from trtc.runtime.hooks.process import HookProcess
 
 SETS = "tests.support.hook_sets"
 OUTPUT = NewOutput(0, "some text", (1, 2))
@@ -161,6 +165,55 @@ async def test_edits_are_those_of_their_calls_however_large() -> None:
         for num_output in (0, 100_000, 3):  # more than is read at once
             found = await edited(calls, ["x"] * 9, num_output)
             assert found == [LogitsEdit(list(range(40, 44)), {40 + num_output % 4: 50.0})] * 9
+
+
+@asynchronous
+async def test_calls_of_one_turn_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    send = HookProcess.send
+
+    def noted(self: HookProcess, frames: bytes) -> None:
+        sent.extend(msgspec.msgpack.decode(one) for one in take_frames(bytearray(frames)))
+        send(self, frames)
+
+    async with calls_of("Told", num_processes=1) as calls:
+        monkeypatch.setattr(HookProcess, "send", noted)
+        assert await asyncio.gather(*(on_output(calls, "x") for _ in range(64))) == [None] * 64
+        assert await edited(calls, ["x"] * 64) == [None] * 64
+    calls_of_methods = [one for one in sent if isinstance(one, list)]  # else a class's name
+    assert [one[0] for one in calls_of_methods] == ["on_output", "logits_processor"]
+
+
+@asynchronous
+async def test_an_answer_does_not_wait_for_slow_calls_behind_it() -> None:
+    async with calls_of("Told", num_processes=1) as calls:
+        asked = [asyncio.create_task(on_output(calls, f"slow-on_output-{at}")) for at in range(6)]
+        assert await asked[0] is None
+        assert not asked[-1].done()
+        assert await asyncio.gather(*asked) == [None] * 6
+
+
+@asynchronous
+async def test_a_new_process_is_not_sent_what_nobody_waits_for() -> None:
+    async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
+        names = ["hang-on_output", "hang-on_output-2", "x"]
+        first, left, last = (asyncio.create_task(on_output(calls, one)) for one in names)
+        await asyncio.sleep(0.1)
+        left.cancel()
+        with pytest.raises(HookError, match="took longer"):
+            await first
+        begin = time.monotonic()
+        assert await last is None
+        assert time.monotonic() - begin < 0.5, "another timeout"
+
+
+@asynchronous
+async def test_answers_may_be_larger_than_a_socket_holds() -> None:
+    large = NewOutput(0, "x" * 3_000_000, ())
+    async with calls_of("Editor", num_processes=1) as calls:
+        info = RequestInfo("redact", "echo")
+        asked = [calls.call(0, "on_output", "redact", info, large) for _ in range(3)]
+        assert await asyncio.gather(*asked) == ["*" * 3_000_000] * 3
 
 
 @asynchronous
