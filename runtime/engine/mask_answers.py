@@ -8,7 +8,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
-from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit, TokenMasks
+from trtc.runtime.requests.token_masks import (
+    JointMasks,
+    MaskQuestion,
+    MaskQuestions,
+    TokenEdit,
+    TokenMasks,
+)
 from trtc.runtime.sampling.masks import check_bias, read_mask
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 
@@ -56,12 +62,14 @@ class Answers:
             self._changed.wait_for(holds, seconds)
             self._looks_at_each = False
 
-    def take(self, question: "Question") -> None:
-        """Mark a question as answered."""
+    def take(self, questions: Iterable["Question"]) -> None:
+        """Mark questions as answered."""
         with self._changed:
-            question.is_answered = True
-            self._num_awaited -= question.is_awaited
-            if self._looks_at_each or (question.is_awaited and self._num_awaited == 0):
+            before = self._num_awaited
+            for question in questions:
+                question.is_answered = True
+                self._num_awaited -= question.is_awaited
+            if self._looks_at_each or self._num_awaited == 0 < before:
                 self._changed.notify_all()
 
 
@@ -78,8 +86,9 @@ class Question:
         "error",
         "is_answered",
         "is_awaited",
+        "memo",
+        "new_ids",
         "num_output",
-        "sequence_key",
         "source",
     )
 
@@ -92,11 +101,12 @@ class Question:
         drafts: Sequence[int] = (),
     ) -> None:
         self.source = source
-        self.sequence_key = sequence.number, sequence.index
         self._sequence = sequence
         self.num_output = sequence.num_output
+        self.new_ids: Sequence[int] = ()
         self.drafts = drafts
-        self.edits: list[RowEdit] = []
+        self.memo: object = None
+        self.edits: Sequence[RowEdit] = ()
         """The answer: for the next token, and after each of the first drafts."""
         self.error: TrtcError | None = None
         self.is_answered = False
@@ -105,10 +115,21 @@ class Question:
         self._answers = answers
         self._vocab_size = vocab_size
 
+    def next(self, drafts: Sequence[int]) -> "Question":
+        """The question about the sequence's output of now: this one, if its answerer has answered
+        and keeps something for the sequence."""
+        if self.memo is None or not self.is_answered:
+            return Question(self.source, self._sequence, self._answers, self._vocab_size, drafts)
+        sequence = self._sequence
+        self.new_ids = sequence.token_ids[sequence.num_prompt + self.num_output :]
+        self.num_output += len(self.new_ids)
+        self.drafts = drafts
+        self.is_answered = False
+        return self
+
     @property
     def output_ids(self) -> list[int]:
-        first = self._sequence.num_prompt
-        return self._sequence.token_ids[first : first + self.num_output]
+        return self.output_from(0)
 
     def output_from(self, start: int) -> list[int]:
         first = self._sequence.num_prompt
@@ -119,16 +140,17 @@ class Question:
 
     def answer_each(self, edits: Iterator[bytes | TokenEdit]) -> None:
         try:
-            self.edits.append(self._checked(next(edits)))
+            found = [self._checked(next(edits))]
         except Exception as error:  # noqa: BLE001 (whatever is wrong with an answer ends its request)
             self.fail(error)
             return
         with contextlib.suppress(Exception):  # the sequence may never get there
             for token in self.drafts:
-                if not self.edits[-1].allows(token):
+                if not found[-1].allows(token):
                     break
-                self.edits.append(self._checked(next(edits)))
-        self._answers.take(self)
+                found.append(self._checked(next(edits)))
+        self.edits = found
+        self._answers.take((self,))
 
     def _checked(self, edit: bytes | TokenEdit) -> RowEdit:
         edit = edit if isinstance(edit, TokenEdit) else TokenEdit(edit)
@@ -137,13 +159,29 @@ class Question:
             return RowEdit(None, 0, edit.bias)
         return RowEdit(read_mask(edit.mask, self._vocab_size)[None].data, 0, edit.bias)
 
-    def answer_from(self, masks: memoryview, row: int, num_drafts: int = 0) -> None:
-        self.edits = [RowEdit(masks, at) for at in range(row, row + num_drafts + 1)]
-        self._answers.take(self)
-
     def fail(self, error: BaseException) -> None:
         self.error = _refusal(error)
-        self._answers.take(self)
+        self._answers.take((self,))
+
+
+class Questions(list[Question]):
+    """Those of a step that one answerer answers (implements MaskQuestions)."""
+
+    def __init__(self, answers: Answers, questions: Iterable[Question] = ()) -> None:
+        super().__init__(questions)
+        self._answers = answers
+
+    def answer_from(
+        self, masks: memoryview, answered: Iterable[tuple[MaskQuestion, int, int]]
+    ) -> None:
+        taken: list[Question] = []
+        for question, row, num_drafts in answered:
+            assert isinstance(question, Question)
+            question.edits = (RowEdit(masks, row),)
+            if num_drafts:
+                question.edits = [RowEdit(masks, row + at) for at in range(num_drafts + 1)]
+            taken.append(question)
+        self._answers.take(taken)
 
 
 class AnswerThreads:
@@ -154,7 +192,7 @@ class AnswerThreads:
         self._threads: ThreadPoolExecutor | None = None
         """None: not used yet."""
 
-    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+    def begin(self, questions: MaskQuestions) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="trtc-masks")
         for question in questions:

@@ -23,13 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question, RowEdit
+from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question, Questions, RowEdit
 from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
-    JointMasks,
     MaskAnswerer,
-    MaskQuestion,
-    TokenMasks,
     each_source,
 )
 from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_allows_any
@@ -45,6 +42,8 @@ sequence loses a whole step."""
 _FIRST_MASK_S = 0.05
 """Seconds that a step with nothing else to draw waits for its first mask. The engine loop is
 blocked meanwhile and admits no requests."""
+_MOST_ENDED = 8
+"""About so many sequences may have ended before they are forgotten."""
 _MAX_THREADS = 4
 """More than one, so that a slow answer does not delay the others."""
 
@@ -63,13 +62,24 @@ class Collected(NamedTuple):
     """Rows that verify a draft, which must be rejected: the rows behind have no masks."""
 
 
-class _Asked(NamedTuple):
-    num_output: int
-    at: float
-    """time.perf_counter()"""
-    drafts: Sequence[int]
-    questions: list[Question]
-    """One question for each source of the request's masks."""
+class _Asked:
+    """What was last asked about a sequence."""
+
+    __slots__ = ("at", "drafts", "is_open", "questions")
+
+    def __init__(self, questions: list[Question]) -> None:
+        self.questions = questions
+        """One question for each source of the request's masks."""
+        self.drafts: Sequence[int] = ()
+        self.at = 0.0
+        """time.perf_counter()"""
+        self.is_open = False
+        """Whether the answers have not been collected."""
+
+    @property
+    def num_output(self) -> int:
+        """Of the sequence, when its questions were asked."""
+        return self.questions[0].num_output
 
     @property
     def is_answered(self) -> bool:
@@ -88,53 +98,62 @@ class MaskDesk:
         self._answers = Answers()
         self._threads = AnswerThreads(min(_MAX_THREADS, os.cpu_count() or 1))
         self._asked: dict[RunningSequence, _Asked] = {}
+        self._num_open = 0
 
     @property
     def is_waiting(self) -> bool:
         """Whether masks have been requested that are not collected."""
-        return bool(self._asked)
+        return self._num_open > 0
 
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """Request the masks of sequences whose tokens are all known; `collect` returns them."""
-        begun: dict[MaskAnswerer, list[MaskQuestion]] = {}
+        begun: dict[MaskAnswerer, Questions] = {}
         now = time.perf_counter()
         for sequence, _, _, drafts in rows:
-            num_output = sequence.num_output
             asked = self._asked.get(sequence)
-            if asked is None or asked.num_output != num_output:
-                asked = _Asked(num_output, now, drafts, self._questions(sequence, drafts))
-                self._asked[sequence] = asked
-                for one in asked.questions:
-                    begun.setdefault(self._answerer(one.source), []).append(one)
+            if asked is None:
+                asked = self._asked[sequence] = _Asked(self._questions(sequence, drafts))
+            elif not asked.is_open:
+                asked.questions = [one.next(drafts) for one in asked.questions]
+            elif asked.num_output != sequence.num_output:
+                asked.questions = self._questions(sequence, drafts)
+            else:
+                continue
+            self._num_open += not asked.is_open
+            asked.is_open, asked.at, asked.drafts = True, now, drafts
+            for question in asked.questions:
+                answerer = getattr(question.source, "answerer", None) or self._threads
+                if answerer not in begun:
+                    begun[answerer] = Questions(self._answers)
+                begun[answerer].append(question)
         for answerer, questions in begun.items():
             answerer.begin(questions)
 
     def collect(
         self,
-        rows: Iterable[MaskedRows],
+        rows: Sequence[MaskedRows],
         *,
         may_be_late: bool = True,
         free_s: float | None = None,
     ) -> Collected:
-        """The masks of a step that is drawn now, for sequences that have not ended. Requests the
-        masks that were not requested before.
+        """The masks of a step that is drawn now. Requests the masks that were not requested before.
 
         Args:
+            rows: of sequences that have not ended.
             free_s: seconds, from the request for masks, that sequences without masks in the step
                 wait for their logits anyway. None: there are no such sequences.
         """
-        running = [one for one in rows if one.sequence.lanes]
-        self.ask(running)
-        self._wait([self._asked[one.sequence] for one in running], may_be_late, free_s)
+        self.ask(rows)
+        asked_of_rows = [self._asked[one.sequence] for one in rows]
+        self._wait(asked_of_rows, may_be_late, free_s)
         found = FoundEdits()
         late: list[RunningSequence] = []
         failures: dict[RunningSequence, TrtcError] = {}
-        for one in running:
-            asked = self._asked[one.sequence]
+        for one, asked in zip(rows, asked_of_rows, strict=True):
             if not asked.is_answered:
                 late.append(one.sequence)
                 continue
-            del self._asked[one.sequence]
+            asked.is_open = False
             try:
                 edit = _common(asked.questions, 0)
             except TrtcError as error:
@@ -143,25 +162,33 @@ class MaskDesk:
             if one.drafts:
                 found.add_drafted(one, _edits_after(edit, asked, one.drafts))
             else:
-                found.add(edit, range(one.first, one.first + one.number))
+                found.add(edit, one.first, one.number)
+        self._num_open -= len(rows) - len(late)
+        if len(self._asked) > len(rows) + _MOST_ENDED:
+            self._forget()
         return Collected(found.masks(), late, failures, found.biases, found.last_rows)
+
+    def _forget(self) -> None:
+        """Forget sequences that have ended."""
+        for sequence in [one for one in self._asked if one.status is Status.FINISHED]:
+            self._num_open -= self._asked.pop(sequence).is_open
 
     def release(self) -> None:
         """Release held sequences whose masks are ready, and forget those that have ended."""
-        for sequence, asked in list(self._asked.items()):
-            if sequence.status is Status.FINISHED:
-                del self._asked[sequence]
-            elif asked.is_answered:
+        self._forget()
+        for sequence, asked in self._asked.items():
+            if asked.is_open and asked.is_answered:
                 sequence.is_held = False
 
     def wait(self, seconds: float) -> None:
         """Wait until a mask is ready, at most `seconds`."""
-        asked = self._asked.values()
+        asked = [one for one in self._asked.values() if one.is_open]
         self._answers.wait_until(lambda: any(one.is_answered for one in asked), seconds)
 
     def close(self) -> None:
         """Drop all requests for masks, and end the threads."""
         self._asked.clear()
+        self._num_open = 0
         self._threads.close()
 
     def _wait(self, asked: list[_Asked], may_be_late: bool, free_s: float | None) -> None:
@@ -177,10 +204,6 @@ class MaskDesk:
             Question(source, sequence, self._answers, self._vocab_size, drafts)
             for source in each_source(masks)
         ]
-
-    def _answerer(self, source: TokenMasks | JointMasks) -> MaskAnswerer:
-        found: MaskAnswerer | None = getattr(source, "answerer", None)
-        return self._threads if found is None else found
 
 
 def _grace(asked: list[_Asked], free_s: float | None) -> float:
@@ -200,17 +223,20 @@ class FoundEdits:
         self.biases: dict[int, Mapping[int, float]] = {}
         self.last_rows: list[int] = []
 
-    def add(self, edit: RowEdit, rows: range) -> None:
+    def add(self, edit: RowEdit, first: int, number: int = 1) -> None:
         if edit.masks is not None:
-            self._rows += rows
-            self._edits += [edit] * len(rows)
+            self._rows.append(first)
+            self._edits.append(edit)
+            for row in range(first + 1, first + number):
+                self._rows.append(row)
+                self._edits.append(edit)
         if edit.bias:
-            self.biases |= dict.fromkeys(rows, edit.bias)
+            self.biases |= dict.fromkeys(range(first, first + number), edit.bias)
 
     def add_drafted(self, rows: MaskedRows, edits: Sequence[RowEdit]) -> None:
         """Add a sequence with drafts, of which the first len(edits) - 1 have edits."""
         for row, edit in enumerate(edits, rows.first):
-            self.add(edit, range(row, row + 1))
+            self.add(edit, row)
         if len(edits) < rows.number:
             self.last_rows.append(rows.first + len(edits) - 1)
 
@@ -246,12 +272,13 @@ def _common(questions: list[Question], number: int) -> RowEdit:
     Raises:
         TrtcError: an answer failed, or no token is allowed by all.
     """
+    common: RowEdit | None = None
     for one in questions:
         if one.error is not None:
             raise one.error
-    common = questions[0].edits[number]
-    for one in questions[1:]:
-        common = _intersection(common, one.edits[number])
+        edit = one.edits[number]
+        common = edit if common is None else _intersection(common, edit)
+    assert common is not None
     return common
 
 
@@ -270,9 +297,8 @@ def _intersection(one: RowEdit, other: RowEdit) -> RowEdit:
 def _joined(found: list[RowEdit]) -> UInt32s:
     """[len(found), words]; not a copy if they are already contiguous, as in most steps."""
     masks = found[0].masks
-    words: UInt32s
-    if all(one.masks is masks for one in found):
-        words, rows = np.asarray(masks), [one.row for one in found]
+    words: UInt32s = np.asarray(masks)
+    rows = [one.row for one in found if one.masks is masks]
+    if len(rows) == len(found):
         return words if rows == list(range(len(words))) else words[rows]
-    words = np.array([np.asarray(one.masks)[one.row] for one in found])
-    return words
+    return np.array([np.asarray(one.masks)[one.row] for one in found])

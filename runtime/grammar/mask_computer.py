@@ -13,15 +13,14 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor
 
 from trtc.protos.errors import UnavailableError
 from trtc.protos.step import num_mask_words
-from trtc.runtime.grammar.mask_source import SLOW_S, GrammarMasks, State
-from trtc.runtime.requests.token_masks import MaskQuestion
+from trtc.runtime.grammar.mask_source import SLOW_S, GrammarMasks, Reading
+from trtc.runtime.requests.token_masks import MaskQuestion, MaskQuestions
 from trtc.runtime.sampling.masks import UInt32s
 
 _MAX_THREADS = 8
@@ -32,22 +31,6 @@ _EXTRA_S = 0.0005
 def num_threads() -> int:
     """Threads that compute masks: half of the CPUs, since CPU engines compute on all of them."""
     return max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
-
-
-class _Reading(NamedTuple):
-    """A matcher whose mask is being computed."""
-
-    question: MaskQuestion
-    source: GrammarMasks
-    state: State
-    rest: list[int]
-    drafts: Sequence[int]
-
-
-def _lexer(reading: _Reading) -> int:
-    """Sort key: the lexer of a matcher. A thread computes adjacent rows, so matchers that share a
-    lexer, which is locked, do not wait for each other."""
-    return id(reading.source.original)
 
 
 class MaskComputer:
@@ -63,7 +46,7 @@ class MaskComputer:
         self._rows = LLExecutor(num_threads())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtc-grammars")
 
-    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+    def begin(self, questions: MaskQuestions) -> None:
         try:
             self._thread.submit(self._answer, questions)
         except RuntimeError:
@@ -74,79 +57,117 @@ class MaskComputer:
         """Drop questions that have not been started. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, questions: Sequence[MaskQuestion]) -> None:
-        unanswered = dict.fromkeys(questions)
+    def _answer(self, questions: MaskQuestions) -> None:
         try:
             begin = time.perf_counter()
-            readings = self._read(unanswered)
-            self._fill(readings, unanswered)
+            asked, readings = self._read(questions)
+            block, rows = self._fill(readings)
             seconds = time.perf_counter() - begin
+            numbers = _num_computed(block, rows, readings)
+            answered = list(zip(asked, rows, numbers, strict=True))
+            if any([one.state.matcher.is_error() for one in readings]):  # noqa: C419
+                is_right = [not _fails(*one) for one in zip(asked, readings, strict=True)]
+                answered = list(itertools.compress(answered, is_right))
             if seconds > self._slow_s + len(readings) * _EXTRA_S:
-                for one in readings:
-                    one.source.is_slow = True
+                for question, _, _ in answered:
+                    _compute_separately(question)
+            questions.answer_from(block.data, answered)
         except BaseException as error:  # noqa: BLE001 (no sequence may wait for ever)
-            for question in unanswered:
-                question.fail(error)
+            for question in questions:
+                if not question.is_answered:
+                    question.fail(error)
 
-    def _read(self, unanswered: dict[MaskQuestion, None]) -> list[_Reading]:
-        """Matchers that have read all tokens, or have failed; those that share a lexer adjacent."""
-        readings: list[_Reading] = []
-        for question in list(unanswered):
+    def _read(self, questions: MaskQuestions) -> tuple[list[MaskQuestion], list[Reading]]:
+        """Questions, and for each its matcher, which has read all tokens. Other questions are
+        answered: those past the end, and those with a token that the grammar does not allow."""
+        asked: list[MaskQuestion] = []
+        readings: list[Reading] = []
+        for question in questions:
             source: GrammarMasks = question.source  # type: ignore[assignment]
             reading = source.take_for(question)
             if reading is None:
-                del unanswered[question]
                 question.answer(source.ended)
-            else:
-                readings.append(_Reading(question, source, *reading))
-        readings.sort(key=_lexer)
+                continue
+            asked.append(question)
+            readings.append(reading)
+            reading.state.read += reading.rest
         unread = [(one.state.matcher, one.rest) for one in readings if one.rest]
+        is_right = True
         while len(unread) > 1:
-            self._rows.consume_token_par([(matcher, rest[0]) for matcher, rest in unread])
+            read = self._rows.consume_token_par([(matcher, rest[0]) for matcher, rest in unread])
+            is_right = is_right and all(read)
             unread = [(matcher, rest[1:]) for matcher, rest in unread if len(rest) > 1]
         for matcher, rest in unread:  # needs no other thread
-            matcher.consume_tokens(rest)
-        for one in readings:
-            one.state.read += one.rest
-        return readings
+            is_right = matcher.consume_tokens(list(rest)) and is_right
+        if not is_right:
+            right = [not _fails(*one) for one in zip(asked, readings, strict=True)]
+            asked = list(itertools.compress(asked, right))
+            readings = list(itertools.compress(readings, right))
+        return asked, readings
 
-    def _fill(self, readings: list[_Reading], unanswered: dict[MaskQuestion, None]) -> None:
-        """Compute and answer."""
-        block, first_rows = self._block(readings)
-        valid = [
-            (one, row)
-            for one, row in zip(readings, first_rows, strict=True)
-            if not one.state.matcher.is_error()
-        ]
-        plain = [(one.state.matcher, row) for one, row in valid if not one.drafts]
-        drafted = [(one.state.matcher, row, list(one.drafts)) for one, row in valid if one.drafts]
-        begin, size = block.ctypes.data, block.strides[0]
-        if len(plain) == 1:  # needs no other thread
-            ((matcher, row),) = plain
-            matcher.unsafe_compute_mask_ptr(begin + row * size, size)
-        elif plain:
-            self._rows.unsafe_compute_mask_ptr(plain, begin, size, len(block))
-        if drafted:
-            self._rows.unsafe_compute_mask_ptr_with_draft_token(drafted, begin, size, len(block))
-        masks = block.data
-        for (question, source, state, _, drafts), row in zip(readings, first_rows, strict=True):
-            del unanswered[question]
-            if state.matcher.is_error():
-                question.fail(source.failure(state))
-            else:
-                source.give_back(state)
-                question.answer_from(masks, row, _num_computed(block, row, drafts))
-
-    def _block(self, readings: list[_Reading]) -> tuple[UInt32s, Sequence[int]]:
-        """Room for the masks, and the first row of each reading; those of drafts are 0."""
-        if not any(one.drafts for one in readings):
-            return np.empty((len(readings), self._num_words), np.uint32), range(len(readings))
+    def _fill(self, readings: list[Reading]) -> tuple[UInt32s, Sequence[int]]:
+        """Compute the masks, and return them with the first row of each reading."""
+        if not any([one.drafts for one in readings]):  # noqa: C419 (half the time of a generator)
+            block: UInt32s = np.empty((len(readings), self._num_words), np.uint32)
+            self._fill_plain(list(enumerate(readings)), block)
+            return block, range(len(readings))
         ends = list(itertools.accumulate(1 + len(one.drafts) for one in readings))
-        return np.zeros((ends[-1], self._num_words), np.uint32), [0, *ends[:-1]]
+        rows = [0, *ends[:-1]]
+        block = np.zeros((ends[-1], self._num_words), np.uint32)  # rows of forbidden drafts stay 0
+        placed = list(zip(rows, readings, strict=True))
+        self._fill_plain([one for one in placed if not one[1].drafts], block)
+        placed.sort(key=_lexer)
+        self._rows.unsafe_compute_mask_ptr_with_draft_token(
+            [(one.state.matcher, row, list(one.drafts)) for row, one in placed if one.drafts],
+            block.ctypes.data,
+            block.strides[0],
+            len(block),
+        )
+        return block, rows
+
+    def _fill_plain(self, placed: list[tuple[int, Reading]], block: UInt32s) -> None:
+        """Compute the masks of readings without drafts, given with their rows."""
+        begin, size = block.ctypes.data, block.strides[0]
+        if len(placed) == 1:  # needs no other thread
+            ((row, one),) = placed
+            one.state.matcher.unsafe_compute_mask_ptr(begin + row * size, size)
+        elif placed:
+            placed.sort(key=_lexer)
+            matchers = [(one.state.matcher, row) for row, one in placed]
+            self._rows.unsafe_compute_mask_ptr(matchers, begin, size, len(block))
 
 
-def _num_computed(block: UInt32s, row: int, drafts: Sequence[int]) -> int:
-    """How many drafts have masks: those up to the first that is forbidden, or exceeds a limit."""
+def _lexer(placed: tuple[int, Reading]) -> int:
+    """Sort key: the lexer of a matcher. A thread computes adjacent rows, so matchers that share a
+    lexer, which is locked, do not wait for each other."""
+    return placed[1].state.lexer
+
+
+def _fails(question: MaskQuestion, reading: Reading) -> bool:
+    """Whether a matcher has failed, and with it its question."""
+    if not reading.state.matcher.is_error():
+        return False
+    source: GrammarMasks = question.source  # type: ignore[assignment]
+    question.fail(source.failure(reading.state))
+    return True
+
+
+def _compute_separately(question: MaskQuestion) -> None:
+    source: GrammarMasks = question.source  # type: ignore[assignment]
+    source.is_slow = True
+    source.take_back(question)
+
+
+def _num_computed(block: UInt32s, rows: Sequence[int], readings: list[Reading]) -> list[int]:
+    """How many drafts of each have masks: those up to the first that is forbidden, or exceeds a
+    limit."""
+    return [
+        _num_drafts(block, row, one.drafts) if one.drafts else 0
+        for row, one in zip(rows, readings, strict=True)
+    ]
+
+
+def _num_drafts(block: UInt32s, row: int, drafts: Sequence[int]) -> int:
     for at, token in enumerate(drafts):
         is_allowed = block[row + at, token >> 5] >> np.uint32(token & 31) & 1
         if not is_allowed or not block[row + at + 1].any():

@@ -9,7 +9,7 @@ rolls back drafts, a matcher is rolled back, or reads from the beginning.
 
 import threading
 import time
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,14 +27,13 @@ SLOW_S = 0.005
 class State:
     """A matcher and the tokens that it has read."""
 
-    __slots__ = ("matcher", "read", "sequence_key")
+    __slots__ = ("lexer", "matcher", "read")
 
-    def __init__(self, matcher: LLMatcher, read: list[int]) -> None:
+    def __init__(self, matcher: LLMatcher, read: list[int], lexer: int) -> None:
         self.matcher = matcher
         self.read = read
-        self.sequence_key: Hashable = None
-        """`MaskQuestion.sequence_key` of the sequence whose first tokens it has read; None: not
-        known."""
+        self.lexer = lexer
+        """The same number for matchers that share a lexer."""
 
     def shared(self, output: list[int]) -> int:
         """Number of leading tokens of `output` that it has read."""
@@ -49,10 +48,10 @@ class Reading(NamedTuple):
 
     state: State
     """Exclusive to the caller until it is given back; a failed one must be dropped."""
-    rest: list[int]
+    rest: Sequence[int]
     """Tokens that the matcher has to read first."""
     drafts: Sequence[int] = ()
-    """Tokens after whose each the mask is computed as well; none of them ends a sequence."""
+    """Tokens after each of which the mask is computed as well; none of them ends a sequence."""
 
 
 class GrammarMasks:
@@ -109,7 +108,7 @@ class GrammarMasks:
         if reading is None:
             return self.ended
         state, rest = reading.state, reading.rest
-        if rest and not state.matcher.consume_tokens(rest):
+        if rest and not state.matcher.consume_tokens(list(rest)):
             raise self.failure(state)
         state.read += rest
         mask = state.matcher.compute_bitmask()
@@ -122,7 +121,6 @@ class GrammarMasks:
     def take(self, output: list[int]) -> Reading | None:
         """A state to continue `output` from; None: `output` is past the end."""
         state, shared = self._nearest(output)
-        state.sequence_key = None
         rest = output[shared:]
         if self._ends.isdisjoint(rest):
             return Reading(state, rest)
@@ -130,33 +128,33 @@ class GrammarMasks:
         return None
 
     def take_for(self, question: MaskQuestion) -> Reading | None:
-        """As `take`, of a question's output. What the sequence's last mask has read is not compared
-        again: almost always the tokens of the last step are all that is new."""
+        """As `take`, of a question's output. The question keeps the state from one output to the
+        next, so that what it has read is not compared again."""
         drafts = question.drafts and self._before_end(question.drafts)
-        state = self._take_of(question.sequence_key)
-        if state is None:
+        state = question.memo
+        if not isinstance(state, State):
             reading = self.take(list(question.output_ids))
             if reading is None:
                 return None
-            reading.state.sequence_key = question.sequence_key
+            question.memo = reading.state
             return reading._replace(drafts=drafts)
-        rest = question.output_from(len(state.read))
-        if not self._ends.isdisjoint(rest):
+        rest = question.new_ids
+        if len(state.read) + len(rest) != question.num_output:
+            rest = question.output_from(len(state.read))
+        if self._ends.isdisjoint(rest):
+            return Reading(state, rest, drafts)
+        self.take_back(question)
+        return None
+
+    def take_back(self, question: MaskQuestion) -> None:
+        """Give back the state that a question keeps."""
+        state, question.memo = question.memo, None
+        if isinstance(state, State):
             self.give_back(state)
-            return None
-        return Reading(state, rest, drafts)
 
     def _before_end(self, drafts: Sequence[int]) -> Sequence[int]:
         ends = (at for at, token in enumerate(drafts) if token in self._ends)
         return drafts[: next(ends, len(drafts))]
-
-    def _take_of(self, sequence_key: Hashable) -> State | None:
-        """The state that has read the first tokens of this sequence."""
-        with self._lock:
-            for at, one in enumerate(self._idle):
-                if one.sequence_key == sequence_key:
-                    return self._idle.pop(at)
-        return None
 
     def give_back(self, state: State) -> None:
         with self._lock:
@@ -177,9 +175,9 @@ class GrammarMasks:
                 self._idle.remove(best)
                 return best, shared
             if best is None or len(self._idle) < self._most:
-                return State(self.original.deep_copy(), []), 0
+                return State(self.original.deep_copy(), [], id(self.original)), 0
             self._idle.remove(best)
         if best.matcher.rollback(len(best.read) - shared):
             del best.read[shared:]
             return best, shared
-        return State(self.original.deep_copy(), []), 0
+        return State(self.original.deep_copy(), [], id(self.original)), 0

@@ -5,7 +5,7 @@ JointMasks     computes the masks of all sequences of a step together, also of o
 BothMasks      the intersection of two sources
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -42,7 +42,12 @@ class TokenMasks(Protocol):
 
 class MaskQuestion(Protocol):
     """A request for the mask of one sequence. It is answered once, by any of the methods, in any
-    thread; an answer after the sequence has ended is dropped."""
+    thread; an answer after the sequence has ended is dropped. Once it is answered, an answerer must
+    not touch it: it may be asked again, about the next token."""
+
+    memo: object
+    """What its answerer keeps for the sequence from one question to the next, to be changed before
+    an answer; None at first. Without it, the next question is another object."""
 
     @property
     def source(self) -> "MaskSource":
@@ -50,14 +55,9 @@ class MaskQuestion(Protocol):
         ...
 
     @property
-    def sequence_key(self) -> Hashable:
-        """Names the sequence among those of its engine. Its output only grows: that of an earlier
-        question about it is the beginning of this one's."""
-        ...
-
-    @property
     def output_ids(self) -> Sequence[int]:
-        """The sequence's output so far. A copy of it for each call."""
+        """The sequence's output so far, of which that of an earlier question about it is the
+        beginning. A copy of it for each call."""
         ...
 
     @property
@@ -66,10 +66,18 @@ class MaskQuestion(Protocol):
         ...
 
     @property
+    def new_ids(self) -> Sequence[int]:
+        """Last of `output_ids`, which were not yet in those of the last question with this memo."""
+        ...
+
+    @property
     def drafts(self) -> Sequence[int]:
         """Tokens that may follow `output_ids`: the masks after each of them are requested as well,
         as far as they are allowed. Empty if the source does not take drafts."""
         ...
+
+    @property
+    def is_answered(self) -> bool: ...
 
     def output_from(self, start: int) -> list[int]:
         """`output_ids[start:]`."""
@@ -84,21 +92,35 @@ class MaskQuestion(Protocol):
         with the one after it. The first draft whose edit is invalid, or raises, ends the answer."""
         ...
 
-    def answer_from(self, masks: memoryview, row: int, num_drafts: int = 0) -> None:
-        """Answer with rows of `masks`, from `row` on: after the output, and after each of the first
-        `num_drafts` drafts. They are not copied and must not change: each as from
-        `TokenMasks.allowed`, with 0 in bits past the vocabulary."""
-        ...
-
     def fail(self, error: BaseException) -> None:
         """End the request with this error."""
+        ...
+
+
+class MaskQuestions(Protocol):
+    """Those of a step that one answerer answers."""
+
+    def __iter__(self) -> Iterator[MaskQuestion]: ...
+
+    def __len__(self) -> int: ...
+
+    def answer_from(
+        self, masks: memoryview, answered: Iterable[tuple[MaskQuestion, int, int]]
+    ) -> None:
+        """Answer some of them, at once, with rows of `masks`, which are not copied and must not
+        change: each as from `TokenMasks.allowed`, with 0 in bits past the vocabulary.
+
+        Args:
+            answered: question, first row and number of drafts of each. The rows are those after its
+                output, and after each of so many of its drafts.
+        """
         ...
 
 
 class MaskAnswerer(Protocol):
     """Answers questions about the sequences of a step together."""
 
-    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+    def begin(self, questions: MaskQuestions) -> None:
         """Start to answer, without blocking. Called in the engine loop's thread."""
         ...
 

@@ -34,7 +34,12 @@ from trtc.runtime.hooks.lanes import failed
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
 from trtc.runtime.requests.request_input import RequestInput
-from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit
+from trtc.runtime.requests.token_masks import (
+    JointMasks,
+    MaskQuestion,
+    MaskQuestions,
+    TokenEdit,
+)
 from trtc.runtime.requests.validation import MAX_BIAS
 from trtc.runtime.sampling.masks import pack_mask
 
@@ -183,7 +188,7 @@ class _Answerer:
 
     calls: HookCalls
 
-    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+    def begin(self, questions: MaskQuestions) -> None:
         edits = []
         for question in questions:
             source = cast(_Edits, question.source)

@@ -18,6 +18,7 @@ from tests.support.loops import Loop, running_loop
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import RequestError, UnsupportedError
+from trtc.runtime.engine import mask_desk
 from trtc.runtime.engine.drafting import DraftConfig, lookup
 from trtc.runtime.engine.loop import LoopConfig
 from trtc.runtime.executors.base import DraftRows
@@ -44,8 +45,12 @@ class Knowing(Guesser):
 )
 @pytest.mark.parametrize("masks", [None, SomeTokens(64)])
 def test_right_drafts_save_steps(
-    masks: SomeTokens | None, kind: type[EchoExecutor], num_plain: int
+    masks: SomeTokens | None,
+    kind: type[EchoExecutor],
+    num_plain: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(mask_desk, "_GRACE_S", 60.0)
     executor = kind(ROOMY)
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig(num_tokens=4)))
     loop._pipeline._drafter = Knowing(ROOMY)

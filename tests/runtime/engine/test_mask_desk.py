@@ -20,6 +20,7 @@ from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     BothMasks,
     MaskQuestion,
+    MaskQuestions,
     MaskSource,
     TokenEdit,
 )
@@ -39,11 +40,12 @@ class Shuffled:
     gate: threading.Event = field(default_factory=threading.Event)
     num_lists: int = 0
 
-    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+    def begin(self, questions: MaskQuestions) -> None:
         self.num_lists += 1
-        threading.Thread(target=self._answer, args=(list(questions),)).start()
+        threading.Thread(target=self._answer, args=(questions,)).start()
 
-    def _answer(self, questions: list[MaskQuestion]) -> None:
+    def _answer(self, asked: MaskQuestions) -> None:
+        questions = list(asked)
         rng = np.random.default_rng(self.seed)
         block = np.zeros((len(questions), 3), np.uint32)
         order = rng.permutation(len(questions)).tolist()
@@ -62,7 +64,7 @@ class Shuffled:
                 questions[row].answer(TokenEdit(mask, {source.tokens.seed: 0.5}))
             else:
                 block[row] = read_mask(mask, VOCAB_SIZE)
-                questions[row].answer_from(block.data, row)
+                asked.answer_from(block.data, [(questions[row], row, 0)])
 
 
 def _edits(question: MaskQuestion, tokens: SomeTokens) -> Iterator[bytes]:

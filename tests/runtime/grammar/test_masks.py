@@ -12,7 +12,7 @@ from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
 from tests.support.requests import greedy_request
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.errors import UnavailableError
-from trtc.runtime.engine.mask_answers import Answers, Question, edits_of
+from trtc.runtime.engine.mask_answers import Answers, Question, Questions, edits_of
 from trtc.runtime.grammar import mask_computer
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.grammar.mask_computer import MaskComputer
@@ -136,16 +136,24 @@ def test_masks_computed_together_are_those_computed_alone(
     keys = itertools.count()
     outputs = [(number, sequence(next(keys))) for number in range(len(sources)) for _ in range(2)]
     answers, num_alone, num_drafted = Answers(), 0, 0
+    last: dict[RunningSequence, Question] = {}
     for _ in range(40):
         picked = rng.sample(range(len(outputs)), rng.randrange(1, len(outputs)))
         step = [outputs[at] for at in picked]
         questions = [
-            Question(sources[number], one, answers, VOCAB_SIZE, drafted(rng, alone[number], one))
+            (last.get(one) or Question(sources[number], one, answers, VOCAB_SIZE)).next(
+                drafted(rng, alone[number], one)
+            )
             for number, one in step
         ]
+        last |= zip((one for _, one in step), questions, strict=True)
         is_joint = [sources[number].answerer is computer for number, _ in step]
         num_alone += is_joint.count(False)
-        computer.begin([one for one, joint in zip(questions, is_joint, strict=True) if joint])
+        computer.begin(
+            Questions(
+                answers, [one for one, joint in zip(questions, is_joint, strict=True) if joint]
+            )
+        )
         for one, joint, _ in zip(questions, is_joint, step, strict=True):
             if not joint:
                 one.answer_each(edits_of(one))
@@ -197,35 +205,39 @@ def test_a_token_that_a_grammar_forbids_fails_its_question_alone(grammars: Gramm
         Question(source, sequence(key, output), answers, VOCAB_SIZE)
         for key, output in enumerate(([], [68, 68], [68]))
     ]
-    computer.begin(questions)
+    computer.begin(Questions(answers, questions))
     answers.wait_for_all(questions, 30)
     assert [one.error is None for one in questions] == [True, False, True]
     assert "regex: cannot be kept to any longer" in str(questions[1].error)
     computer.close()
     late = Question(source, sequence(9), answers, VOCAB_SIZE)
-    computer.begin([late])
+    computer.begin(Questions(answers, [late]))
     assert isinstance(late.error, UnavailableError)
 
 
-def test_a_state_that_another_sequence_took_back_is_not_the_first_ones_any_more(
-    grammars: Grammars,
+def test_a_question_goes_on_from_what_its_matcher_has_read(
+    grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
-    """What has read as many tokens as a sequence has may have read others."""
+    """Also after masks that were computed elsewhere, and past the end."""
     computer = MaskComputer(VOCAB_SIZE)
-    source = grammars.masks(Grammar("regex", "(ab|cd)*"), 1)
-    answers, first = Answers(), sequence(1, [68])
-    a = Question(source, first, answers, VOCAB_SIZE)
-    computer.begin([a])
-    answers.wait_for_all([a], 30)
-    source.allowed([70])  # one state is kept, so that it takes the first one's
-    first.token_ids.append(69)
-    b = Question(source, first, answers, VOCAB_SIZE)
-    computer.begin([b])
-    answers.wait_for_all([b], 30)
-    assert b.error is None
-    assert b.edits[0].masks is not None
-    found = tokens_of(np.asarray(b.edits[0].masks)[b.edits[0].row].tobytes())
-    assert found == allowed(grammars, Grammar("regex", "(ab|cd)*"), [68, 69])
+    text = "abcd" * 9
+    source = _with_answerer(grammars, Grammar("regex", text), computer)
+    answers, one = Answers(), sequence(1)
+    (*output,) = tokenizer.encode(text)
+    question = Question(source, one, answers, VOCAB_SIZE)
+    for at in range(len(output) + 3):
+        question = question.next(())
+        if at % 4 == 3:
+            question.answer_each(edits_of(question))
+        else:
+            computer.begin(Questions(answers, [question]))
+        answers.wait_for_all([question], 30)
+        assert question.error is None
+        (edit,) = question.edits
+        assert edit.masks is not None
+        expected = source.allowed(question.output_ids)
+        assert np.asarray(edit.masks)[edit.row].tobytes() == expected
+        one.token_ids.append([*output, EOS, EOS, EOS][at])
     computer.close()
 
 
