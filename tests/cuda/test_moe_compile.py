@@ -1,5 +1,7 @@
 """Kernels of routed experts compile for every SM, and take what they declare."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
@@ -98,6 +100,43 @@ def test_experts_of_e2m1_compile(sm: int) -> None:
     variants = moe.lower(gpt_oss_site(sm))
     for variant in variants if sm == 90 else variants[-1:]:
         for kernel in compiled(variant, sm):
+            if kernel.entry in ("gate_up", "down"):
+                assert b"mma" in kernel.ptx
+                assert b".local" not in kernel.ptx, "spills, or indexes registers"
+
+
+def latent_site(weight: str, group: int, experts: int, top_k: int, width: int) -> Site:
+    """Of the released checkpoints of DeepSeek-V3 and Kimi-K2-Thinking: scales of groups, a sigmoid
+    router with a bias, a shared expert."""
+    like = moe_site(90, weight)
+    extra = dict.fromkeys(("choice_bias",), "f32") | {"shared": "bf16"}
+    groups = {"num_groups": 8, "top_groups": 4} if experts == 256 else {}
+    changed = {
+        "top_k": top_k,
+        "score": "sigmoid",
+        "epsilon": 1e-20,
+        "scale": 2.5,
+        "group_size": group,
+        "I": width,
+    }
+    return replace(
+        like,
+        dtypes={**like.dtypes, **extra},
+        strides={"x": 7168, "router_logits": experts, "out": 7168, "shared": 7168},
+        axes={"E": experts, "H": 7168, "I": width},
+        attributes={**like.attributes, **changed, **groups},
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("f8e4m3", 128, 256, 8, 2048), ("i4", 32, 384, 8, 2048)],
+    ids=["DeepSeek-V3", "Kimi-K2-Thinking"],
+)
+def test_experts_of_latent_models_compile(case: tuple[str, int, int, int, int]) -> None:
+    first, *_, last = moe.lower(latent_site(*case))
+    for variant in (first, last):
+        for kernel in compiled(variant, 90):
             if kernel.entry in ("gate_up", "down"):
                 assert b"mma" in kernel.ptx
                 assert b".local" not in kernel.ptx, "spills, or indexes registers"

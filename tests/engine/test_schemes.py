@@ -32,6 +32,12 @@ FIELDS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 128,
         "mlp_only_layers": [],
     },
+    "deepseek_v3": {
+        **LLAMA,
+        "moe_intermediate_size": 128,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 128,
+    },
     "lfm2": {**LLAMA, "block_auto_adjust_ff_dim": False},
 }
 
@@ -50,6 +56,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("llama", "w4a8_awq", None, True),
         ("lfm2", "bf16", "f8e4m3", False),
         ("lfm2", "int4_awq", None, False),
+        ("deepseek_v3", "fp8", "f8e4m3", False),
         ("qwen3_5", "bf16", "f8e4m3", False),
         ("qwen3_5", "fp8", None, False),
         ("qwen3_5", "int4_awq", None, False),

@@ -83,6 +83,10 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
         },
         lambda p, n, k, s: fp8_block_linear(p, n, k, seed=s, powers_of_two=True),
     ),
+    "packed_in_groups": (
+        compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        lambda p, n, k, s: packed_linear(p, n, k, 32, seed=s),
+    ),
     "packed_by_channel": (
         compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
         lambda p, n, k, s: packed_linear(p, n, k, None, seed=s),
@@ -99,17 +103,25 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
 
 
 def quantized_pair(
-    name: str, directory: Path, family: str = "llama", **fields: Any
+    name: str,
+    directory: Path,
+    family: str = "llama",
+    linears: str = r".*_proj(_with_mqa)?",
+    **fields: Any,
 ) -> tuple[Path, Path]:
-    """A quantised checkpoint and one with the weights that it stands for."""
+    """A quantised checkpoint and one with the weights that it stands for.
+
+    Args:
+        linears: regular expression of those that are quantised.
+    """
     declared, make = CASES[name]
     sizes = {"hidden_size": 128, "intermediate_size": 256, **fields}
     source = tiny_checkpoint(family, directory, "bfloat16", **sizes)
     stored = load_file(source / "model.safetensors")
     plain = dict(stored)
-    is_linear = re.compile(r".*_proj(_with_mqa)?\.weight")
-    linears = sorted(n.removesuffix(".weight") for n in stored if is_linear.fullmatch(n))
-    for seed, prefix in enumerate(linears):
+    is_quantized = re.compile(rf"{linears}\.weight")
+    names = sorted(n.removesuffix(".weight") for n in stored if is_quantized.fullmatch(n))
+    for seed, prefix in enumerate(names):
         rows, columns = stored.pop(f"{prefix}.weight").shape
         tensors, weight = make(prefix, rows, columns, seed)
         # Normalised through the scale, so that activations stay near one.
@@ -179,14 +191,30 @@ LATENT = {
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
 }
 """Of rows that are no multiple of 128: 192 of queries, 144 of latents."""
+EXPERTS = r".*\.experts\.\d+\..*_proj"
 
 
-@pytest.mark.parametrize("name", ["fp8_blocks", "fp8_blocks_e8m0", "gptq", "int8_dynamic"])
-def test_latent_attention_of_quantised_checkpoints(name: str, tmp_path: Path) -> None:
-    """All linears of DeepSeek-V3's attention are quantised, kv_b_proj among them."""
-    quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3", **LATENT)
+@pytest.mark.parametrize(
+    ("name", "linears"),
+    [
+        ("fp8_blocks", r".*_proj(_with_mqa)?"),
+        ("fp8_blocks_e8m0", r".*_proj(_with_mqa)?"),
+        ("gptq", r".*_proj(_with_mqa)?"),
+        ("packed_in_groups", EXPERTS),
+    ],
+)
+def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path) -> None:
+    """All linears, kv_b_proj among them, as DeepSeek releases them in FP8; or routed experts alone,
+    as Kimi-K2-Thinking has them in four bits."""
+    quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3", linears, **LATENT)
     request = BuildRequest(
         str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
     )
@@ -194,8 +222,9 @@ def test_latent_attention_of_quantised_checkpoints(name: str, tmp_path: Path) ->
     ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
     (found,) = Probe(1).logits(result.path, [ids])
     expected = transformers_logits(plain, ids.tolist(), "float32")
-    error = float(np.square(found - expected).sum() / np.square(expected).sum())
-    assert error < 2e-3, f"{error:.2e} of the logits' power"
+    # By the median token: an undecided router may choose another expert for some.
+    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
+    assert np.median(errors) < 2e-3, f"{np.median(errors):.2e} of the logits' power"
 
 
 def test_quantised_linear_of_another_size_than_the_config_says(tmp_path: Path) -> None:
