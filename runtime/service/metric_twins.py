@@ -97,6 +97,7 @@ VLLM = (
     Twin("prefix_cache_hits", "vllm:prefix_cache_hits"),
     Twin("num_preemptions", "vllm:num_preemptions"),
     Twin("prompt_tokens", "vllm:prompt_tokens"),
+    Twin("prompt_tokens_cached", "vllm:prompt_tokens_cached"),
     Twin("generation_tokens", "vllm:generation_tokens"),
     Twin(
         "request_success",
@@ -109,6 +110,12 @@ VLLM = (
     Twin("request_queue_time_seconds", "vllm:request_queue_time_seconds", _REQUEST_S),
     Twin("request_prefill_time_seconds", "vllm:request_prefill_time_seconds", _REQUEST_S),
     Twin("request_decode_time_seconds", "vllm:request_decode_time_seconds", _REQUEST_S),
+    Twin("request_inference_time_seconds", "vllm:request_inference_time_seconds", _REQUEST_S),
+    Twin(
+        "request_time_per_output_token_seconds",
+        "vllm:request_time_per_output_token_seconds",
+        _BETWEEN_TOKENS_S,
+    ),
     Twin("request_prompt_tokens", "vllm:request_prompt_tokens"),
     Twin("request_generation_tokens", "vllm:request_generation_tokens"),
     Twin("engine_sleep_state", "vllm:engine_sleep_state"),

@@ -148,6 +148,11 @@ class ServerMetrics:
         self.prompt_tokens = Counter(
             "trtc_prompt_tokens", "Prompt tokens of finished requests.", by_model
         )
+        self.prompt_tokens_cached = Counter(
+            "trtc_prompt_tokens_cached",
+            "Prompt tokens of finished requests that were found in the prefix cache.",
+            by_model,
+        )
         self.generation_tokens = Counter(
             "trtc_generation_tokens", "Completion tokens delivered.", by_model
         )
@@ -186,6 +191,18 @@ class ServerMetrics:
             "From the first token of a request to its last.",
             by_model,
             bounds=WHOLE_REQUEST_BUCKETS_S,
+        )
+        self.inference = Histogram(
+            "trtc_request_inference_time_seconds",
+            "From the first step that computed a request to its last token.",
+            by_model,
+            bounds=WHOLE_REQUEST_BUCKETS_S,
+        )
+        self.per_token = Histogram(
+            "trtc_request_time_per_output_token_seconds",
+            "Decode time of a request per token after the first of a sequence, if there are any.",
+            by_model,
+            bounds=BETWEEN_TOKENS_BUCKETS_S,
         )
         self.request_prompt_tokens = Histogram(
             "trtc_request_prompt_tokens",
@@ -284,6 +301,8 @@ class RequestClock:
         self._model = model
         self._arrived_at = arrived_at
         self._admitted_at = arrived_at
+        self._num_ended = 0
+        """Sequences that have ended."""
         self._first_at: float | None = None
         self._last_at = 0.0
         self._first_token = metrics.first_token.labels(model)
@@ -309,6 +328,7 @@ class RequestClock:
             self._generation_tokens.inc(tokens)
         for output in outputs:
             if output.finish_reason is not None:
+                self._num_ended += 1
                 reason = output.finish_reason.value
                 self._metrics.success.labels(self._model, reason).inc()
             if output.usage is not None:
@@ -318,15 +338,21 @@ class RequestClock:
     def _finish(self, usage: Usage, at: float) -> None:
         metrics, model = self._metrics, self._model
         metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        metrics.prompt_tokens_cached.labels(model).inc(usage.cached_prompt_tokens)
         metrics.request_prompt_tokens.labels(model).observe(usage.prompt_tokens)
         metrics.request_generation_tokens.labels(model).observe(usage.completion_tokens)
         metrics.whole_request.labels(model).observe(at - self._arrived_at)
         if usage.queue_s is not None:
             metrics.queue.labels(model).observe(usage.queue_s)
         if self._first_at is not None:
-            metrics.decode.labels(model).observe(at - self._first_at)
-            computed_at = self._admitted_at + (usage.queue_s or 0.0)
-            metrics.prefill.labels(model).observe(max(0.0, self._first_at - computed_at))
+            prefill_s = max(0.0, self._first_at - self._admitted_at - (usage.queue_s or 0.0))
+            decode_s = at - self._first_at
+            metrics.prefill.labels(model).observe(prefill_s)
+            metrics.decode.labels(model).observe(decode_s)
+            metrics.inference.labels(model).observe(prefill_s + decode_s)
+            others = usage.completion_tokens / max(1, self._num_ended) - 1
+            if others > 0:
+                metrics.per_token.labels(model).observe(decode_s / others)
 
     def refuse(self, error: TrtcError) -> None:
         """The request was not admitted."""

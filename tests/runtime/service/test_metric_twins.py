@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -77,13 +78,29 @@ async def test_twins_say_what_our_metrics_say_with_vllms_types_labels_and_bucket
     prompts = families["vllm:request_prompt_tokens"]
     assert value(prompts, model_name="a", le="5.0") == 1
     assert value(prompts, model_name="a", le="50.0") == 3
-    for part in ("queue", "prefill", "decode"):
+    for part in ("queue", "prefill", "decode", "inference"):
         spent = [
             one.value
             for one in families[f"vllm:request_{part}_time_seconds"].samples
             if one.name.endswith("_count") and one.labels["model_name"] == "a"
         ]
         assert spent == [3], part
+    parts = {
+        name: _sum(families[f"vllm:request_{name}_seconds"])
+        for name in ("prefill_time", "decode_time", "inference_time", "time_per_output_token")
+    }
+    assert parts["inference_time"] == pytest.approx(parts["prefill_time"] + parts["decode_time"])
+    assert parts["time_per_output_token"] == pytest.approx(parts["decode_time"] / 6)
+    assert value(families["vllm:prompt_tokens_cached"], model_name="a") == 32, "two pages"
+
+
+def _sum(histogram: Metric) -> float:
+    (found,) = [
+        one.value
+        for one in histogram.samples
+        if one.name.endswith("_sum") and one.labels["model_name"] == "a"
+    ]
+    return float(found)
 
 
 @asynchronous
