@@ -167,7 +167,7 @@ class EventLog:
         with self._taking:
             book = self._take(whole=True)
             number = self._last
-        events = list(_pieces(_parents_first(book), max(BATCH_BLOCKS, _ceil(len(book), number))))
+        events = list(_batches(_parents_first(book), max(BATCH_BLOCKS, _ceil(len(book), number))))
         first = max(0, number - max(0, len(events) - 1))
         made = [self._batch(first + at, one) for at, one in enumerate(events)]
         return [
@@ -200,14 +200,14 @@ class EventLog:
         taken = self._feed.take(whole=whole)
         book = taken.book or []
         if taken.has_lost:
-            pieces = list(_pieces(_parents_first(book), BATCH_BLOCKS))
-            self._append([(AllCleared(), *(pieces[0] if pieces else ())), *pieces[1:]])
+            batches = list(_batches(_parents_first(book), BATCH_BLOCKS))
+            self._append([(AllCleared(), *(batches[0] if batches else ())), *batches[1:]])
         else:
-            self._append(_pieces(_runs(taken.events), BATCH_BLOCKS))
+            self._append(_batches(_runs(taken.events), BATCH_BLOCKS))
         return book
 
-    def _append(self, pieces: Iterable[tuple[KvEvent, ...]]) -> None:
-        for events in pieces:
+    def _append(self, batches: Iterable[tuple[KvEvent, ...]]) -> None:
+        for events in batches:
             batch = self._batch(self._last + 1, events)
             with self._lock:
                 self._batches.append(batch)
@@ -234,18 +234,18 @@ def _ceil(number: int, parts: int) -> int:
     return -(-number // max(1, parts))
 
 
-def _pieces(events: Iterable[KvEvent], max_blocks: int) -> Iterator[tuple[KvEvent, ...]]:
+def _batches(events: Iterable[KvEvent], max_blocks: int) -> Iterator[tuple[KvEvent, ...]]:
     """Split events, in order, into the contents of batches."""
-    piece: list[KvEvent] = []
+    batch: list[KvEvent] = []
     room = max_blocks
     for event in events:
-        if piece and _num_blocks(event) > room:
-            yield tuple(piece)
-            piece, room = [], max_blocks
-        piece.append(event)
+        if batch and _num_blocks(event) > room:
+            yield tuple(batch)
+            batch, room = [], max_blocks
+        batch.append(event)
         room -= _num_blocks(event)
-    if piece:
-        yield tuple(piece)
+    if batch:
+        yield tuple(batch)
 
 
 def _parents_first(book: Sequence[Stored]) -> Iterator[BlocksStored]:

@@ -1,6 +1,6 @@
 """The interface of a class of hooks: its methods, their arguments and results.
 
-    on_request -> on_prompt -> logits_processor, for each token -> on_output, for each piece of text
+    on_request -> on_prompt -> logits_processor, for each token -> on_output, for each delta of text
 
 A class has any of the four methods, and is instantiated without arguments, once in each process. A
 result of None means no change; `Refused` refuses the request; any other exception fails it.

@@ -15,7 +15,7 @@ from trtc.protos.errors import EngineCorruptError
 from trtc.protos.files import UnreadableError, open_regular
 from trtc.protos.manifest import FileFacts, Manifest
 from trtc.runtime.integrity.engine_files import REBUILD, FileIdentity, changed_while_opening
-from trtc.runtime.integrity.verify import hash_piece, pieces_of
+from trtc.runtime.integrity.verify import chunks_of, hash_chunk
 
 
 class FileWatch:
@@ -96,8 +96,8 @@ class _WatchedFile:
         return FileIdentity.of(os.fstat(self._descriptor))
 
     def _is_whole(self) -> bool:
-        pieces = pieces_of(self._path.name, self._facts)
-        return all(hash_piece(self._descriptor, piece) == piece.sha256 for piece in pieces)
+        chunks = chunks_of(self._path.name, self._facts)
+        return all(hash_chunk(self._descriptor, chunk) == chunk.sha256 for chunk in chunks)
 
     def _damage(self, problem: str) -> EngineCorruptError:
         return EngineCorruptError(

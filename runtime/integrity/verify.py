@@ -42,7 +42,7 @@ def verify_files(engine: Path, manifest: Manifest) -> None:
         check.close()
 
 
-class Piece(NamedTuple):
+class FileChunk(NamedTuple):
     """Consecutive bytes of a file, and their expected hash."""
 
     name: str
@@ -75,13 +75,13 @@ class HashCheck:
         """
         self._engine = engine
         self._pieces = deque(
-            piece._replace(identity=found.get(name))
+            chunk._replace(identity=found.get(name))
             for name in names
-            for piece in pieces_of(name, manifest.files[name])
+            for chunk in chunks_of(name, manifest.files[name])
         )
         """Those that no thread has taken."""
         self._num_left = len(self._pieces)
-        """Pieces that are not known to be whole."""
+        """Chunks that are not known to be whole."""
         self._failure: BaseException | None = None
         self._is_closed = False
         self._changed = threading.Condition()
@@ -133,8 +133,8 @@ class HashCheck:
     def _run(self) -> None:
         try:
             lower_priority()
-            while (piece := self._take()) is not None:
-                _compare(self._engine, piece)
+            while (chunk := self._take()) is not None:
+                _compare(self._engine, chunk)
                 with self._changed:
                     self._num_left -= 1
                     self._changed.notify_all()
@@ -144,33 +144,33 @@ class HashCheck:
                 self._pieces.clear()
                 self._changed.notify_all()
 
-    def _take(self) -> Piece | None:
+    def _take(self) -> FileChunk | None:
         with self._changed:
             return self._pieces.popleft() if self._pieces else None
 
 
-def _compare(engine: Path, piece: Piece) -> None:
-    """Hash a piece.
+def _compare(engine: Path, chunk: FileChunk) -> None:
+    """Hash a chunk.
 
     Raises:
         EngineCorruptError: the hash differs from the manifest's.
     """
-    if _sha256(engine / piece.name, piece) != piece.sha256:
+    if _sha256(engine / chunk.name, chunk) != chunk.sha256:
         raise EngineCorruptError(
             "the content differs from the manifest's sha256",
-            field=str(engine / piece.name),
+            field=str(engine / chunk.name),
             remedy=REBUILD,
         )
 
 
-def pieces_of(name: str, facts: FileFacts) -> Iterator[Piece]:
-    """The pieces of a file: all of it, or its chunks.
+def chunks_of(name: str, facts: FileFacts) -> Iterator[FileChunk]:
+    """The chunks of a file; without chunks in its manifest, all of it as one.
 
     Raises:
         EngineCorruptError: the chunks do not cover the file.
     """
     if not facts.chunks:
-        yield Piece(name, 0, facts.bytes, facts.sha256)
+        yield FileChunk(name, 0, facts.bytes, facts.sha256)
         return
     begins = range(0, facts.bytes, CHUNK_BYTES)
     if len(begins) != len(facts.chunks):
@@ -180,15 +180,15 @@ def pieces_of(name: str, facts: FileFacts) -> Iterator[Piece]:
             remedy=REBUILD,
         )
     for begin, sha256 in zip(begins, facts.chunks, strict=True):
-        yield Piece(name, begin, min(CHUNK_BYTES, facts.bytes - begin), sha256)
+        yield FileChunk(name, begin, min(CHUNK_BYTES, facts.bytes - begin), sha256)
 
 
-def _sha256(path: Path, piece: Piece) -> str:
+def _sha256(path: Path, chunk: FileChunk) -> str:
     try:
         with open_regular(path) as file:
-            _check_same(path, file, piece.identity)
-            digest = hash_piece(file.fileno(), piece)
-            _check_same(path, file, piece.identity)
+            _check_same(path, file, chunk.identity)
+            digest = hash_chunk(file.fileno(), chunk)
+            _check_same(path, file, chunk.identity)
             return digest
     except UnreadableError as error:
         raise EngineCorruptError(str(error), field=str(path), remedy=REBUILD) from error
@@ -203,11 +203,11 @@ def _check_same(path: Path, file: io.FileIO, identity: FileIdentity | None) -> N
         raise changed_while_opening(path)
 
 
-def hash_piece(descriptor: int, piece: Piece) -> str:
-    """SHA-256 of a piece, or of as much of it as there is."""
-    digest, at, end = hashlib.sha256(), piece.begin, piece.begin + piece.bytes
+def hash_chunk(descriptor: int, chunk: FileChunk) -> str:
+    """SHA-256 of a chunk, or of as much of it as there is."""
+    digest, at, end = hashlib.sha256(), chunk.begin, chunk.begin + chunk.bytes
     # Large blocks: a thread of low priority should not often hold the GIL while it does.
-    block = memoryview(bytearray(min(_BLOCK_BYTES, piece.bytes)))
+    block = memoryview(bytearray(min(_BLOCK_BYTES, chunk.bytes)))
     while at < end and (count := os.preadv(descriptor, [block[: end - at]], at)):
         digest.update(block[:count])
         at += count

@@ -1,7 +1,7 @@
 """Activity of the last minutes: one sample per second, and the most recent requests.
 
     loops' statistics ─┐
-                       ├─► sample, once a second ─► ring of MAX_SAMPLES ─► told(after)
+                       ├─► sample, once a second ─► ring of MAX_SAMPLES ─► snapshot(after)
     timelines ─────────┘   └─► of those that have ended, the last MAX_ENDED
 
 Memory is bounded whatever clients do, and engine steps have no overhead.
@@ -26,7 +26,7 @@ from trtc.runtime.service.timeline import RequestTimes, Timeline
 SAMPLE_S = 1.0
 MAX_SAMPLES = 600
 MAX_ENDED = 256
-MAX_RUNNING_TOLD = 64
+MAX_RUNNING_SHOWN = 64
 """Most running requests in an excerpt: the latest ones."""
 MAX_CLIENTS = 64
 """Most clients that are counted by name; further ones count as OTHERS."""
@@ -97,7 +97,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Told:
+class Snapshot:
     """An excerpt of the activity."""
 
     num_samples: int
@@ -184,17 +184,17 @@ class Activity:
             if not any(one.model == name for one in self._running.values()):
                 del self._engines[name]
 
-    def told(self, after: int = 0) -> Told:
+    def snapshot(self, after: int = 0) -> Snapshot:
         """The activity after the first `after` samples, as far as it is kept. Requests that ended
         since the last of those may be in two excerpts."""
         if after > self._num_samples:  # from before a restart
             after = 0
         num_new = min(self._num_samples - after, len(self._samples))
         admitted = (one for one in reversed(self._running.values()) if one.is_admitted)
-        return Told(
+        return Snapshot(
             num_samples=self._num_samples,
             samples=list(self._samples)[len(self._samples) - num_new :],
-            running=[one.told() for one in itertools.islice(admitted, MAX_RUNNING_TOLD)],
+            running=[one.times() for one in itertools.islice(admitted, MAX_RUNNING_SHOWN)],
             ended=[one for number, one in self._ended if number >= after],
             clients=[msgspec.structs.replace(one) for one in self._clients.values()],
         )
@@ -251,4 +251,4 @@ class Activity:
         client.failed += outcome == "failed"
         engine.outcomes[outcome] += 1
         if timeline.is_admitted:
-            self._ended.append((self._num_samples, timeline.told()))
+            self._ended.append((self._num_samples, timeline.times()))

@@ -127,7 +127,7 @@ class Timeline:
         if self._ended_at is None:
             self._ended_at = self._now()
 
-    def told(self) -> RequestTimes:
+    def times(self) -> RequestTimes:
         """The times known so far."""
         queue_s = self._queue_s
         return RequestTimes(

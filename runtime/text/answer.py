@@ -7,25 +7,25 @@ import msgspec
 
 
 class AnswerPart(msgspec.Struct, frozen=True):
-    """A piece of a text, of a thought or of a call."""
+    """A delta of a text, of a thought or of a call."""
 
     kind: Literal["text", "reasoning", "call"]
     text: str
-    """Of a call: of its arguments. The pieces together are a JSON object, as the model wrote it."""
+    """Of a call: of its arguments. The deltas together are a JSON object, as the model wrote it."""
     index: int = 0
     """Of a call: how many came before it in its sequence."""
     id: str = ""
-    """Of a call's first piece: unique."""
+    """Of a call's first delta: unique."""
     name: str = ""
-    """Of a call's first piece: the tool."""
+    """Of a call's first delta: the tool."""
 
     def continues(self, part: "AnswerPart") -> bool:
-        """Whether it is a piece of the same text, thought or call as the part before it."""
+        """Whether it is a delta of the same text, thought or call as the part before it."""
         return self.kind == part.kind and self.index == part.index
 
 
 def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """The same with adjacent pieces of one text, thought or call in one part."""
+    """The same with adjacent deltas of one text, thought or call in one part."""
     runs: list[tuple[AnswerPart, list[str]]] = []
     for part in parts:
         if runs and part.continues(runs[-1][0]):

@@ -5,7 +5,7 @@
 
 What comes out does not depend on how the text was cut: it is read by characters. Text that may yet
 turn out to be part of a mark is held back, and so is a call until its name and the beginning of its
-arguments are known: then it is one, and its arguments come in pieces. What is none is text. Nothing
+arguments are known: then it is one, and its arguments come in deltas. What is none is text. Nothing
 is lost but marks, and whitespace beside them.
 """
 

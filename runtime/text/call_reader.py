@@ -3,7 +3,7 @@
     begin | whitespace, head, name | arguments | tails
 
 A reader is a generator that is sent a character, or "" at the end of the answer. A call begins once
-its name and the beginning of its arguments are known, and grows by pieces of JSON text. Until then
+its name and the beginning of its arguments are known, and grows by deltas of JSON text. Until then
 characters that cannot be a call raise Malformed, and after it those that cannot belong to it. Each
 character is looked at a bounded number of times.
 """
@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from trtc.protos.answer_formats import CallFormat, ParameterFormat
-from trtc.runtime.text.argument_pieces import (
-    ArgumentPieces,
-    JsonPieces,
+from trtc.runtime.text.argument_deltas import (
+    ArgumentDeltas,
+    JsonDeltas,
+    deltas_of,
     escaped,
     json_or_text,
-    pieces_of,
     split_held,
     stops_of,
 )
@@ -37,7 +37,7 @@ class CallEvent(NamedTuple):
 
     kind: Literal["begins", "grows", "ends"]
     text: str = ""
-    """The tool's name; a piece of the arguments."""
+    """The tool's name; a delta of the arguments."""
 
 
 class Malformed(Exception):
@@ -79,7 +79,7 @@ class CallReader:
         """The call that is being read."""
         self._back = ""
         """A character that was read and is read again."""
-        self._pieces: ArgumentPieces | None = None
+        self._deltas: ArgumentDeltas | None = None
         """Reads the arguments."""
         self._stops: re.Pattern[str] | None = None
         """Ends a run of characters of a text between marks of its own."""
@@ -94,7 +94,7 @@ class CallReader:
 
     def run(self, text: str, at: int) -> int:
         """How many characters of a text may be sent at once: one, but for runs within texts."""
-        stops = self._stops if self._pieces is None else self._pieces.stops
+        stops = self._stops if self._deltas is None else self._deltas.stops
         if stops is None:
             return 1
         found = stops.search(text, at)
@@ -199,26 +199,26 @@ class CallReader:
 
     def _arguments(self, name: str) -> Reading:
         """An object in the notation's own syntax. It has begun with its first key."""
-        pieces = pieces_of(self._form.notation)
+        deltas = deltas_of(self._form.notation)
         first = yield from self._after_spaces()
         if first != "{":
             raise Malformed(first)
-        held = pieces.push(first)
+        held = deltas.push(first)
         character = yield from self._after_spaces()
         if character not in ('"', "}") and self._form.notation != "literal":
             raise Malformed(character)
         self._back = character
-        self._pieces = pieces
-        while not pieces.is_whole:
+        self._deltas = deltas
+        while not deltas.is_whole:
             character = yield from self._next()
             if not character:
-                self._grow("", pieces.flush())
+                self._grow("", deltas.flush())
                 raise self._ended()
-            held += pieces.push(character)
+            held += deltas.push(character)
             if held:
                 self._grow(name, held)
                 held = ""
-        self._pieces = None
+        self._deltas = None
 
     def _parameters(self, form: ParameterFormat, name: str) -> Reading:
         """Arguments between marks of their own."""
@@ -266,13 +266,13 @@ class CallReader:
             is_null = nullable and text == "null"
             self._grow("", text if is_null else f'"{escaped(text)}"')
 
-    def _grow(self, name: str, piece: str) -> None:
-        """Args: name: the tool, which the call's first piece needs."""
+    def _grow(self, name: str, delta: str) -> None:
+        """Args: name: the tool, which the call's first delta needs."""
         if name and not self._has_begun:
             self._has_begun = True
             self._events.append(CallEvent("begins", name))
         if self._has_begun:
-            self._events.append(CallEvent("grows", piece))
+            self._events.append(CallEvent("grows", delta))
 
     def _end(self) -> None:
         self._has_begun = False
@@ -302,15 +302,15 @@ class CallReader:
 
     def _value(self) -> _Chars:
         """The text of a value."""
-        pieces, seen = JsonPieces(), ""
+        deltas, seen = JsonDeltas(), ""
         character = yield from self._after_spaces()
-        while pieces.is_within or character not in (",", "}"):
+        while deltas.is_within or character not in (",", "}"):
             if not character:
                 raise self._ended()
-            seen += pieces.push(character)
+            seen += deltas.push(character)
             character = yield from self._next()
         self._back = character
-        return seen + pieces.flush()
+        return seen + deltas.flush()
 
     # Characters
 

@@ -123,7 +123,7 @@ def test_files_are_hashed_while_the_machine_is_looked_at(
 ) -> None:
     hashed = threading.Event()
 
-    def compare(engine: Path, piece: object) -> None:
+    def compare(engine: Path, chunk: object) -> None:
         hashed.set()
 
     def prepare(request: OpenRequest) -> Opening:

@@ -91,8 +91,8 @@ def test_a_check_of_hashes_that_is_closed_hashes_no_more(
 ) -> None:
     hashed = []
 
-    def compare(engine: Path, piece: object) -> None:
-        hashed.append(piece)
+    def compare(engine: Path, chunk: object) -> None:
+        hashed.append(chunk)
         sleep(0.2)
 
     monkeypatch.setattr("trtc.runtime.integrity.verify.num_usable_cores", lambda: 1)
@@ -109,7 +109,7 @@ def test_a_check_of_hashes_that_is_closed_hashes_no_more(
 def test_a_check_of_hashes_that_cannot_be_made_is_no_pass(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compare(engine: Path, piece: object) -> None:
+    def compare(engine: Path, chunk: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("trtc.runtime.integrity.verify._compare", compare)

@@ -40,7 +40,7 @@ def activity(clock: Clock) -> Activity:
 
 def column(activity: Activity, name: str, engine: str = "m") -> list[float | None]:
     at = COLUMNS.index(name)
-    return [one.engines[engine][at] for one in activity.told().samples]
+    return [one.engines[engine][at] for one in activity.snapshot().samples]
 
 
 def admit(timeline: Timeline, prompt: int = 3) -> None:
@@ -107,12 +107,12 @@ def test_an_engine_that_was_opened_anew_has_no_negative_rates(
 def test_an_engine_that_is_gone_leaves_the_samples(activity: Activity) -> None:
     activity.sample({"m": LoopStats()})
     activity.sample({})
-    assert [list(one.engines) for one in activity.told().samples] == [["m"], []]
+    assert [list(one.engines) for one in activity.snapshot().samples] == [["m"], []]
 
 
 def test_a_timeline_says_when(activity: Activity, clock: Clock) -> None:
     run(activity, clock, gaps=(0.1, 0.2))
-    (ended,) = activity.told().ended
+    (ended,) = activity.snapshot().ended
     assert (ended.client, ended.model, ended.outcome) == ("tenant alice", "m", "ok")
     assert (ended.prompt_tokens, ended.cached_prompt_tokens, ended.completion_tokens) == (3, 2, 3)
     assert (ended.admitted_s, ended.scheduled_s, ended.first_token_s) == (0, 0.25, 0.5)
@@ -144,11 +144,11 @@ def test_outcomes_are_counted(activity: Activity, clock: Clock) -> None:
     activity.sample({"m": LoopStats()})
     outcomes = [column(activity, name) for name in ("finished", "left", "failed", "refused")]
     assert outcomes == [[1]] * 4
-    (client,) = activity.told().clients
+    (client,) = activity.snapshot().clients
     assert (client.requests, client.left, client.failed, client.refused) == (4, 1, 1, 1)
     assert client.running == 0
     assert (client.prompt_tokens, client.completion_tokens) == (9, 2)
-    assert [one.outcome for one in activity.told().ended] == ["ok", "QueueFullError", "left"]
+    assert [one.outcome for one in activity.snapshot().ended] == ["ok", "QueueFullError", "left"]
 
 
 def test_tokens_of_running_requests_count_for_their_clients(
@@ -160,23 +160,23 @@ def test_tokens_of_running_requests_count_for_their_clients(
             timeline.deliver(token(), clock.now)
         clock.now += 2
         activity.sample({"m": LoopStats()})
-        (running,) = activity.told().running
+        (running,) = activity.snapshot().running
         assert (running.outcome, running.completion_tokens) == ("", 4)
     clock.now += 1
     activity.sample({"m": LoopStats()})
-    assert [one.clients for one in activity.told().samples] == [{"tenant alice": 2}, {}]
+    assert [one.clients for one in activity.snapshot().samples] == [{"tenant alice": 2}, {}]
 
 
 def test_an_excerpt_begins_where_the_last_one_ended(activity: Activity, clock: Clock) -> None:
     for _ in range(5):
         activity.sample({"m": LoopStats()})
     run(activity, clock)
-    assert len(activity.told(3).samples) == 2
-    assert len(activity.told(5).samples) == 0
-    assert len(activity.told(5).ended) == 1
+    assert len(activity.snapshot(3).samples) == 2
+    assert len(activity.snapshot(5).samples) == 0
+    assert len(activity.snapshot(5).ended) == 1
     activity.sample({"m": LoopStats()})
-    assert len(activity.told(6).ended) == 0
-    assert len(activity.told(7000).samples) == 6, "of a server before this one"
+    assert len(activity.snapshot(6).ended) == 0
+    assert len(activity.snapshot(7000).samples) == 6, "of a server before this one"
 
 
 def test_what_is_kept_is_bounded(activity: Activity, clock: Clock) -> None:
@@ -185,10 +185,10 @@ def test_what_is_kept_is_bounded(activity: Activity, clock: Clock) -> None:
         run(activity, clock, connection(f"c{number}", "h"), gaps=())
     for _ in range(MAX_SAMPLES + 5):
         activity.sample({"m": LoopStats()})
-    told = activity.told()
-    assert (len(told.samples), len(told.ended)) == (MAX_SAMPLES, MAX_ENDED)
-    assert len(told.clients) == MAX_CLIENTS
-    by_name = {one.name: one for one in told.clients}
+    shown = activity.snapshot()
+    assert (len(shown.samples), len(shown.ended)) == (MAX_SAMPLES, MAX_ENDED)
+    assert len(shown.clients) == MAX_CLIENTS
+    by_name = {one.name: one for one in shown.clients}
     assert by_name["anonymous"].requests == MAX_ENDED + 50
     assert by_name[OTHERS].requests == MAX_ENDED + 50 - (MAX_CLIENTS - 2)
 
@@ -202,6 +202,6 @@ def test_marks_are_thinned_evenly(activity: Activity, clock: Clock) -> None:
             clock.now += random.uniform(0.01, 0.02)
             times.append(round(clock.now - timeline.arrived_at, 6))
             timeline.deliver(token(), clock.now)
-        marks = timeline.told().marks
+        marks = timeline.times().marks
     assert MAX_MARKS // 2 <= len(marks) <= MAX_MARKS
     assert marks == tuple(times[:: 1000 // len(marks) + 1][: len(marks)])

@@ -52,7 +52,7 @@ class _Block:
         return {"type": "text", "text": ""}
 
     def delta(self, text: str) -> dict[str, str]:
-        """The API's object of a piece of the block."""
+        """The API's object of a delta of the block."""
         if self.begun_by.kind == "call":
             return {"type": "input_json_delta", "partial_json": text}
         if self.begun_by.kind == "reasoning":

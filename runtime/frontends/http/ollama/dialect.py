@@ -20,7 +20,7 @@ from trtc.runtime.frontends.http.ollama.models import listed, loaded, shown, tim
 from trtc.runtime.frontends.http.ollama.request_inputs import (
     CHAT,
     GENERATE,
-    Asked,
+    ParsedRequest,
     read_chat,
     read_generate,
 )
@@ -48,7 +48,7 @@ _STATUS: Mapping[type[TrtcError], HTTPStatus] = {
 """Statuses that differ from `http_status`."""
 
 T = TypeVar("T")
-Read = Callable[[bytes, str], Asked[Any]]
+Read = Callable[[bytes, str], ParsedRequest[Any]]
 """Parses a body, given the request's id."""
 
 
@@ -102,15 +102,15 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             with fields_as_sent(params):
                 async with self._document(exchange, lambda body: read_body(body, request_id)) as (
-                    asked
+                    parsed
                 ):
-                    fields = asked.given.fields
+                    fields = parsed.given.fields
                     name = self._name(fields.model or "")
                     handle = service.engine_for(exchange.principal, name)
                     outputs = None
-                    if asked.request_input is not None:
+                    if parsed.request_input is not None:
                         request_input = _fitting(
-                            asked, replace(asked.request_input, model=name), handle
+                            parsed, replace(parsed.request_input, model=name), handle
                         )
                         run = await stack.enter_async_context(
                             running(service, (request_input,), exchange.principal)
@@ -120,7 +120,7 @@ class _Handlers:
                     exchange,
                     handle.name,
                     form,
-                    ((b"x-request-id", request_id.encode()), *asked.given.headers),
+                    ((b"x-request-id", request_id.encode()), *parsed.given.headers),
                     begun_ns,
                     returns_logprobs=bool(fields.logprobs),
                 )
@@ -149,11 +149,13 @@ class _Handlers:
         return name if name in self._service.names else name.removesuffix(LATEST)
 
 
-def _fitting(asked: Asked[Any], request_input: RequestInput, handle: EngineHandle) -> RequestInput:
+def _fitting(
+    parsed: ParsedRequest[Any], request_input: RequestInput, handle: EngineHandle
+) -> RequestInput:
     """The request input, with the plain prompt if the model has no chat template, as in Ollama."""
-    if request_input.chat is None or not asked.plain_prompt or handle.info().has_chat_template:
+    if request_input.chat is None or not parsed.plain_prompt or handle.info().has_chat_template:
         return request_input
-    return replace(request_input, chat=None, text=asked.plain_prompt)
+    return replace(request_input, chat=None, text=parsed.plain_prompt)
 
 
 async def _answer(exchange: Exchange, document: object) -> None:

@@ -54,7 +54,7 @@ FieldsT = TypeVar("FieldsT", bound=AskFields)
 
 
 @dataclass(frozen=True)
-class Asked(Generic[FieldsT]):
+class ParsedRequest(Generic[FieldsT]):
     """A parsed body."""
 
     given: Given[FieldsT]
@@ -65,7 +65,7 @@ class Asked(Generic[FieldsT]):
     """The prompt's text, for a model without a chat template."""
 
 
-def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
+def read_chat(body: bytes, request_id: str) -> ParsedRequest[ChatFields]:
     """Parse a request for `/api/chat`.
 
     Raises:
@@ -74,16 +74,16 @@ def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
     given = read(body, ChatFields)
     given, options = _with_options(given)
     if not given.fields.messages:
-        return Asked(given, None)
+        return ParsedRequest(given, None)
     messages = chat_messages([_message(one, at) for at, one in enumerate(given.fields.messages)])
     with fields_as_sent(CHAT):
         chat = chat_of(
             messages, {"tools": given.fields.tools or (), **_template_options(given.fields)}
         )
-    return Asked(given, _input(given.fields, options, request_id, chat=chat))
+    return ParsedRequest(given, _input(given.fields, options, request_id, chat=chat))
 
 
-def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
+def read_generate(body: bytes, request_id: str) -> ParsedRequest[GenerateFields]:
     """Parse a request for `/api/generate`, whose prompt is a user's message unless it is `raw`.
 
     Raises:
@@ -93,21 +93,21 @@ def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
     given, options = _with_options(given)
     fields = given.fields
     if not fields.prompt and not fields.system:
-        return Asked(given, None)
+        return ParsedRequest(given, None)
     prompt = fields.prompt or ""
     if fields.raw:
         if fields.system:
             raise InvalidRequestError(
                 "is given beside raw", field="system", remedy="Write it into the prompt"
             )
-        return Asked(given, _input(fields, options, request_id, text=prompt))
+        return ParsedRequest(given, _input(fields, options, request_id, text=prompt))
     messages = [{"role": "user", "content": prompt}]
     if fields.system:
         messages.insert(0, {"role": "system", "content": fields.system})
     with fields_as_sent(CHAT):
         chat = chat_of(messages, _template_options(fields))
     request_input = _input(fields, options, request_id, chat=chat)
-    return Asked(given, request_input, "" if fields.system else prompt)
+    return ParsedRequest(given, request_input, "" if fields.system else prompt)
 
 
 def _with_options(given: Given[FieldsT]) -> tuple[Given[FieldsT], Options]:

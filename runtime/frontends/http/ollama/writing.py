@@ -55,25 +55,25 @@ def generate_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
 
 
 class WholeCalls:
-    """Parts of a stream, in which the pieces of a call wait for its end."""
+    """Parts of a stream, in which the deltas of a call wait for its end."""
 
     def __init__(self) -> None:
-        self._pieces: list[AnswerPart] = []
+        self._deltas: list[AnswerPart] = []
 
     def take(self, output: Output) -> Sequence[AnswerPart]:
         """The parts of an output, and a call before them that they do not go on with."""
         parts: list[AnswerPart] = []
         for part in answer_parts(output):
-            if self._pieces and not part.continues(self._pieces[0]):
+            if self._deltas and not part.continues(self._deltas[0]):
                 parts += self._whole()
-            (self._pieces if part.kind == "call" else parts).append(part)
+            (self._deltas if part.kind == "call" else parts).append(part)
         if output.finish_reason is not None:
             parts += self._whole()
         return parts
 
     def _whole(self) -> Sequence[AnswerPart]:
-        pieces, self._pieces = self._pieces, []
-        return joined(pieces)
+        deltas, self._deltas = self._deltas, []
+        return joined(deltas)
 
 
 @dataclass(frozen=True)

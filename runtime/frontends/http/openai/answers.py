@@ -47,7 +47,7 @@ class PromptLogprob(msgspec.Struct):
 class Function(msgspec.Struct, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str
-    """A JSON object, or in a stream a piece of its text."""
+    """A JSON object, or in a stream a delta of its text."""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):

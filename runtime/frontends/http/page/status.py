@@ -104,7 +104,7 @@ class Status:
 
     def _document(self, after: int) -> Document:
         service = self._service
-        told = service.activity.told(after)
+        activity = service.activity.snapshot(after)
         now = time.monotonic()
         return Document(
             started=self._started,
@@ -114,16 +114,16 @@ class Status:
             sample_s=SAMPLE_S,
             max_samples=MAX_SAMPLES,
             columns=COLUMNS,
-            num_samples=told.num_samples,
-            samples=told.samples,
+            num_samples=activity.num_samples,
+            samples=activity.samples,
             states=[
                 State(one.name, one.state.value, one.reason, one.is_wanted)
                 for one in service.models.all()
             ],
             engines=[_engine(one) for one in service.engines.values()],
-            running=told.running,
-            ended=told.ended,
-            clients=told.clients,
+            running=activity.running,
+            ended=activity.ended,
+            clients=activity.clients,
             open_streams=service.num_open,
         )
 

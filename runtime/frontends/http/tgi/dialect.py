@@ -75,18 +75,18 @@ class _Handlers:
         limit = service.limits.max_request_bytes
         async with AsyncExitStack() as stack:
             with fields_as_sent(PARAMS):
-                async with exchange.document(service.intake, limit, read_generate) as asked:
-                    fields = asked.given.fields
+                async with exchange.document(service.intake, limit, read_generate) as parsed:
+                    fields = parsed.given.fields
                     is_streamed = bool(fields.stream) if stream is None else stream
                     handle = service.engine_for(exchange.principal, fields.model or "")
                     handle.tokenizer_for("inputs")
-                    one = request_input(asked, request_id, stream=is_streamed)
+                    one = request_input(parsed, request_id, stream=is_streamed)
                     run = await stack.enter_async_context(
                         running(service, (one,), exchange.principal)
                     )
                     tokenizer = run.engine.tokenizer_for("inputs")
-                headers = ((b"x-request-id", request_id.encode()), *asked.given.headers)
-                writer = Writer(exchange, asked, tokenizer, headers)
+                headers = ((b"x-request-id", request_id.encode()), *parsed.given.headers)
+                writer = Writer(exchange, parsed, tokenizer, headers)
                 if is_streamed:
                     await writer.events(run.outputs)
                 else:

@@ -36,7 +36,7 @@ _GRAMMARS = ("json", "json_schema", "regex")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A parsed body."""
 
     given: Given[GenerateFields]
@@ -45,7 +45,7 @@ class Asked:
     inputs: str
 
 
-def read_generate(body: bytes) -> Asked:
+def read_generate(body: bytes) -> ParsedRequest:
     """Parse a body.
 
     Raises:
@@ -57,20 +57,20 @@ def read_generate(body: bytes) -> Asked:
         raise InvalidRequestError("is missing", field="inputs", remedy="Give a text")
     raw = bytes(fields.parameters)
     if raw == b"null":
-        return Asked(given, Parameters(), fields.inputs)
+        return ParsedRequest(given, Parameters(), fields.inputs)
     parameters = read(raw, Parameters, within="parameters.")
     ignored = (*given.ignored, *parameters.ignored)
-    return Asked(Given(fields, ignored), parameters.fields, fields.inputs)
+    return ParsedRequest(Given(fields, ignored), parameters.fields, fields.inputs)
 
 
-def request_input(asked: Asked, request_id: str, *, stream: bool) -> RequestInput:
+def request_input(parsed: ParsedRequest, request_id: str, *, stream: bool) -> RequestInput:
     """The request input of a request; the tokens of a stream always come with their
     log-probabilities."""
-    parameters = asked.parameters
+    parameters = parsed.parameters
     returns_tokens = stream or bool(parameters.details)
     return RequestInput(
-        text=asked.inputs,
-        model=asked.given.fields.model or "",
+        text=parsed.inputs,
+        model=parsed.given.fields.model or "",
         request_id=request_id,
         sampling=_sampling(parameters),
         max_tokens=parameters.max_new_tokens,

@@ -13,7 +13,7 @@ from trtc.runtime.frontends.http.logprobs import finite
 from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.frontends.http.tgi.answers import Details, Event, StreamDetails, Token, Whole
 from trtc.runtime.frontends.http.tgi.failures import failure
-from trtc.runtime.frontends.http.tgi.request_inputs import Asked, is_sampled
+from trtc.runtime.frontends.http.tgi.request_inputs import ParsedRequest, is_sampled
 from trtc.runtime.requests.completion import Collector
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ class Writer:
     """Writes the answer to one request."""
 
     exchange: Exchange
-    asked: Asked
+    parsed: ParsedRequest
     tokenizer: Tokenizer
     headers: Headers
 
@@ -41,14 +41,14 @@ class Writer:
         result = collector.result()
         (completion,) = result.completions
         answer = Whole(generated_text=self._text(completion.text, completion.matched_stop))
-        if self.asked.parameters.details:
+        if self.parsed.parameters.details:
             answer.details = Details(
                 finish_reason=self._reason(completion.finish_reason, completion.matched_stop),
                 generated_tokens=result.usage.completion_tokens,
                 seed=self._seed,
                 tokens=[self._token(one, one.text) for one in completion.logprobs],
             )
-            if self.asked.parameters.top_n_tokens:
+            if self.parsed.parameters.top_n_tokens:
                 answer.details.top_tokens = [self._top(one) for one in completion.logprobs]
         body = msgspec.json.encode([answer] if listed else answer)
         await self.exchange.answer(200, body, headers=self.headers)
@@ -82,7 +82,7 @@ class Writer:
             Event(
                 index=index + at + 1,
                 token=self._token(one, text if at == last else ""),
-                top_tokens=self._top(one) if self.asked.parameters.top_n_tokens else UNSET,
+                top_tokens=self._top(one) if self.parsed.parameters.top_n_tokens else UNSET,
             )
             for at, one in enumerate(output.logprobs)
         ]
@@ -110,17 +110,17 @@ class Writer:
 
     def _text(self, text: str, matched_stop: str) -> str:
         """The text with the stop string, as in TGI."""
-        prompt = self.asked.inputs if self.asked.parameters.return_full_text else ""
+        prompt = self.parsed.inputs if self.parsed.parameters.return_full_text else ""
         return prompt + text + self._stop(matched_stop)
 
     @property
     def _seed(self) -> int | None:
         """The given seed, if tokens are sampled."""
-        return self.asked.parameters.seed if is_sampled(self.asked.parameters) else None
+        return self.parsed.parameters.seed if is_sampled(self.parsed.parameters) else None
 
     def _stop(self, matched: str) -> str:
         """The stop string that ended the text; "" if a stop token did."""
-        return matched if matched in (self.asked.parameters.stop or ()) else ""
+        return matched if matched in (self.parsed.parameters.stop or ()) else ""
 
     def _reason(self, reason: FinishReason, matched_stop: str) -> str:
         if reason is FinishReason.LENGTH:

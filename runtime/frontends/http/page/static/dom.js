@@ -24,7 +24,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Set the text only where it differs, so that assistive technology is not told twice. */
+/** Set the text only where it differs, so that assistive technology is not notified twice. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

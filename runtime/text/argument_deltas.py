@@ -1,6 +1,6 @@
-"""Arguments of a call in pieces of JSON text, while the model writes them.
+"""Arguments of a call in deltas of JSON text, while the model writes them.
 
-A piece never ends within an escape, a number or a word: what may go on is held back. Each reader
+A delta never ends within an escape, a number or a word: what may go on is held back. Each reader
 is pushed characters from the opening bracket on; `is_whole` says that the bracket has closed.
 """
 
@@ -22,8 +22,8 @@ _MARKS = frozenset("{}[],:")
 _DELIMITERS = _MARKS | frozenset('" \t\r\n')
 
 
-class ArgumentPieces(Protocol):
-    """Characters to pieces of JSON text."""
+class ArgumentDeltas(Protocol):
+    """Characters to deltas of JSON text."""
 
     is_whole: bool
 
@@ -32,14 +32,14 @@ class ArgumentPieces(Protocol):
         """Within a text, what ends a run of characters that may be pushed at once."""
 
     def push(self, character: str) -> str:
-        """The piece that a character makes certain, or a run of them."""
+        """The delta that a character makes certain, or a run of them."""
 
     def flush(self) -> str:
         """What is held back, now that no more comes."""
 
 
-class JsonPieces:
-    """Of a JSON object or array: the pieces are its own text, character for character."""
+class JsonDeltas:
+    """Of a JSON object or array: the deltas are its own text, character for character."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -93,8 +93,8 @@ class JsonPieces:
         return self.flush() + character
 
 
-class LiteralPieces:
-    """Of an object in Gemma's notation, whose keys have no quotes: the pieces are its JSON."""
+class LiteralDeltas:
+    """Of an object in Gemma's notation, whose keys have no quotes: the deltas are its JSON."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -145,9 +145,9 @@ class LiteralPieces:
         return json.dumps(text, ensure_ascii=False) if is_key else json_or_text(text)
 
 
-def pieces_of(notation: Notation) -> ArgumentPieces:
+def deltas_of(notation: Notation) -> ArgumentDeltas:
     """The reader of a notation."""
-    made: Callable[[], ArgumentPieces] = LiteralPieces if notation == "literal" else JsonPieces
+    made: Callable[[], ArgumentDeltas] = LiteralDeltas if notation == "literal" else JsonDeltas
     return made()
 
 
