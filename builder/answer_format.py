@@ -51,8 +51,8 @@ def detected_format(tokenizer_files: Sequence[Path]) -> str:
 
 
 def _template_text(files: dict[str, Path]) -> str:
-    """All templates of the checkpoint; "": there is none that can be read, which whoever opens the
-    engine's tokenizer says."""
+    """All templates of the checkpoint; "": there is none that can be read, which the check of the
+    tokenizer reports."""
     for name in _TEMPLATES:
         if name in files and (text := _of_file(files[name])):
             return text

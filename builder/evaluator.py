@@ -36,9 +36,9 @@ def alone(node: str, given: Array) -> tuple[Array, ...]:
 class Evaluator:
     """A module with its weights, ready to run steps.
 
-    What depends on weights alone (dequantised, transposed matrices) is computed once, when the
-    evaluator is made. One rank of a sharded model meets the others in `exchange`, which blocks
-    until all are there.
+    Values that depend on weights alone (dequantised, transposed matrices) are computed once, at
+    construction. In a sharded model, `exchange` is called for each collective, and blocks until
+    every rank has called it.
     """
 
     def __init__(self, module: Module, reader: TensorReader, exchange: Exchange = alone) -> None:

@@ -1,4 +1,4 @@
-"""Distributions of `--dummy-weights`: values whose products stay near one."""
+"""Distributions of `--dummy-weights`, chosen so that activations stay near one."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How a build measures its engine: accuracy on held-out text, and canary prompts."""
+"""Measures an engine during its build: accuracy on held-out text, and canary prompts."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Memory planning: offsets in one arena; buffers with overlapping lifetimes share no bytes."""
+"""Memory planning: offsets in one arena. Buffers with overlapping lifetimes share no bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The module that passes rewrite and targets lower: an ONNX graph and recipes of its weights."""
+"""Module: an ONNX graph with recipes of its weights, which passes rewrite and targets lower."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks modules with onnx.checker, and knows which of their tensors are external."""
+"""Checks modules with onnx.checker, their external initialisers as graph inputs."""
 
 import onnx
 

@@ -46,7 +46,7 @@ def workspace(output: Path, *, force: bool) -> Iterator[Staging]:
 
 
 def empty(work: Staging) -> None:
-    """Take back what was made in a workspace, to build in it again."""
+    """Delete a workspace's contents, to build in it again."""
     for directory in (work.new, work.scratch):
         shutil.rmtree(directory)
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""How a build runs the engine that it has just made, without importing the runtime.
+"""The interface by which a build runs its engine, without importing the runtime.
 
 The caller of the pipeline passes a probe; builder and runtime share only files.
 """

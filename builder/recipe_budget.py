@@ -1,4 +1,4 @@
-"""Recipes within a budget: which ones a build tries, in which order."""
+"""Recipes for a budget of bits or divergence, in the order in which a build tries them."""
 
 from dataclasses import dataclass
 from pathlib import Path

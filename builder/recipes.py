@@ -189,27 +189,27 @@ class Apply(OfMany):
 
 @dataclass(frozen=True)
 class Shard(OfOne):
-    """What one rank of a sharded model has of a tensor: of each part along an axis its own piece.
+    """One rank's shard of a tensor: its slice of each part along an axis.
 
-    The parts are what was merged into the tensor (q, k and v): a rank has some heads of each.
+    The parts are the tensors that were merged into it (q, k and v): a rank has some heads of each.
     """
 
     source: Recipe
     axis: int
     parts: tuple[int, ...]
-    """Extents; each is `ranks` equal pieces."""
+    """Extents; each is divided into `ranks` equal slices."""
     ranks: int
     rank: int = 0
 
     def of(self, source: Array) -> Array:
-        """The rank's pieces, one after another; a view of the whole if there is one part."""
-        pieces, begin = [], 0
+        """The rank's slices, concatenated; a view of the source if there is one part."""
+        slices, begin = [], 0
         for part in self.parts:
             size = part // self.ranks
             first = begin + self.rank * size
-            pieces.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
+            slices.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
             begin += part
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=self.axis)
+        return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def recipe_of_rank(recipe: Recipe, rank: int) -> Recipe:
 
 
 def load_ranks(recipe: Recipe, ranks: int, reader: TensorReader) -> Iterator[Array]:
-    """A tensor on every rank, one after another; what the ranks share is made once."""
+    """A tensor on every rank, one after another. Sources that all ranks share are loaded once."""
     if not _differs_by_rank(recipe):
         yield from [recipe.load(reader)] * ranks
         return

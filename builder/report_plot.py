@@ -1,7 +1,4 @@
-"""The report's plots, as SVG that takes its colours from the page: ink is noise.
-
-A linear that quantisation left nearly alone melts into the page; one that it hurt stands out.
-"""
+"""The report's plots, as SVG with the page's colours. Darker cells have more quantisation noise."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -140,7 +140,7 @@ class RopeSpec:
 
 
 NO_ROPE = RopeSpec(rotary_dim=2, inv_freq=(0.0,))
-"""No rotary embedding: one pair of dimensions that is turned by nothing, which changes no bit."""
+"""No rotary embedding: one pair of dimensions rotated by 0, which changes no bit."""
 
 
 @dataclass(frozen=True)

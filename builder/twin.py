@@ -2,7 +2,7 @@
 
 The twin computes what the engine's graph says, from the same quantised weights and with the same KV
 type, and differs from the engine by rounding alone. A build measures it in the engine's place. It
-lies in the build's scratch space and its weights are mapped, not loaded.
+is written to the build's workspace, and its weights are mapped into memory.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""weights.safetensors: written tensor by tensor, every one where its kernel can load it from.
+"""Writes weights.safetensors tensor by tensor, at the alignment that kernels need.
 
 The file is plain safetensors: any reader of that format opens it. Kernels want 64-byte aligned
 tensors and the format allows no gaps, so gaps are tensors too (`pad.<n>`), and the header is padded

@@ -1,4 +1,4 @@
-"""The layout `compact`: bf16 weights in 12 bits each, for steps that wait for memory.
+"""The layout `compact`: bf16 weights in 12 bits each, for steps that are bound by memory bandwidth.
 
 The exponents of a column's weights lie close together. Divided by a power of two that brings the
 largest of a column (a row of the array [N, K]) into [1, 2), a weight's magnitude is kept as it is

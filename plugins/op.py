@@ -75,7 +75,7 @@ class FusedOp:
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
     reference: Callable[..., tuple[Any, ...]]
-    """Slow, obvious, fp32: called with every input (None if absent) and attribute by name."""
+    """The slow fp32 definition, called with every input (None if absent) and attribute by name."""
     attributes: tuple[Attribute, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     """By the element type of the first output."""

@@ -1,4 +1,4 @@
-"""What quantisation cost: KL divergence, top-1 agreement and perplexity, from streams of logits.
+"""Accuracy metrics: KL divergence, top-1 agreement and perplexity, from streams of logits.
 
 Everything is accumulated in float64 over chunks of rows, so that neither the vocabulary nor the
 length of the text sets how much memory it takes.
@@ -63,7 +63,7 @@ def measure(
     reference_logits: Iterable[Float32s] | None,
     token_ids: Sequence[Int32s],
 ) -> Accuracy:
-    """Judge an engine's logits by the text itself and by the reference's logits.
+    """Compute perplexity on the text, and divergence from the reference's logits.
 
     Args:
         engine_logits: of every sequence [len, vocab]; row i predicts token i + 1.
@@ -113,7 +113,7 @@ def log_softmax(logits: NDArray[Any]) -> Float64s:
 
 
 def kl_divergence(log_p: Float64s, log_q: Float64s) -> Float64s:
-    """KL(p || q) of each row, from log-probabilities; what p gives no mass adds nothing."""
+    """KL(p || q) of each row, from log-probabilities; terms with p = 0 are 0."""
     p = np.exp(log_p)
     with np.errstate(invalid="ignore"):
         terms = np.where(p > 0, p * (log_p - log_q), 0.0)

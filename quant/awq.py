@@ -34,7 +34,7 @@ def with_fast_search(forward: Forward, search: Forward) -> Forward:
 
 
 def _search(model: nn.Module, forward: Forward) -> None:
-    """Fill in what modelopt's own search would: the loss of every exponent of every linear."""
+    """Compute what modelopt's search would: the loss of every exponent of every linear."""
     modules: Iterator[Any] = model.modules()
     linears = [m for m in modules if hasattr(m, "awq_lite") and m.awq_lite.is_enabled]
     grams = _Grams()

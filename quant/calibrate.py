@@ -1,4 +1,4 @@
-"""Quantise a checkpoint into one that other engines read too."""
+"""Quantisation of a checkpoint into one that other engines load, too."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ _SEARCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """What a quantisation was based on and what it cost."""
+    """Inputs and results of a calibration, for the checkpoint's record."""
 
     source: str
     """Name of the text's file, `default`, or `model` when the model wrote it itself."""

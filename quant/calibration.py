@@ -1,4 +1,4 @@
-"""What every calibration is given, and what it owes, whatever its algorithm."""
+"""The interface of calibration algorithms: their input, and what they write."""
 
 from dataclasses import dataclass
 from pathlib import Path

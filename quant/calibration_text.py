@@ -69,7 +69,7 @@ class TokenSet:
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
-"""What the arrays hold; which of them the model has is asked later."""
+"""Validates the arrays alone; whether the model has these ids is checked later."""
 
 
 class _Record(msgspec.Struct, frozen=True):

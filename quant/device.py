@@ -1,4 +1,4 @@
-"""Where a Transformers model runs: on a GPU that holds all of it, else on the CPU."""
+"""Chooses the device of a Transformers model: a GPU that holds all of it, else the CPU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model runs, and why it is not a GPU if there is one."""
+    """The device of a model, and why it is not a GPU if there is one."""
 
     device: str
     """torch's name."""
@@ -69,7 +69,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 @contextmanager
 def on_best_device(model: Any) -> Iterator[Placement]:
-    """Move a model to where it runs fastest; at the end of the block a GPU's memory is free again,
+    """Context manager that moves a model to the best device. At its end a GPU's memory is freed,
     and the model on it can no longer be used.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which tokens an engine is measured on: held-out text, or what the model itself writes."""
+"""The tokens that accuracy is measured on: held-out text, or sequences sampled from the model."""
 
 from dataclasses import replace
 from pathlib import Path

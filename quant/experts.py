@@ -46,9 +46,9 @@ class SeparateExperts(nn.Module):
     over one common input scale, and at export the larger of gate's and up's weight scales, block
     by block, which costs accuracy for nothing here.
 
-    `tokens_seen` counts what was routed to each since `collecting` was set. While `collecting`,
-    starved experts are shown every token, so that calibration has something to go by: their
-    output is dropped.
+    `tokens_seen` counts the tokens routed to each expert since `collecting` was set. While
+    `collecting`, starved experts also compute every token of their layer, so that they have
+    activation statistics; that output is dropped.
     """
 
     def __init__(self, fused: nn.Module, names: tuple[str, str, str]) -> None:
@@ -116,14 +116,14 @@ def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
 
 
 def prepare_export() -> None:
-    """Make nvidia-modelopt's export see that these experts lack no scale that it should make up."""
+    """Keep nvidia-modelopt's export from filling in scales of experts."""
     from modelopt.torch.export.registry import PrepareMoEInputsRegistry
 
     PrepareMoEInputsRegistry.register(SeparateExperts)(_nothing_to_fill_in)
 
 
 def _nothing_to_fill_in(name: str, moe_block: nn.Module, context: Any) -> None:
-    """Every expert was calibrated, on its own tokens or on all of them."""
+    """Does nothing: every expert was calibrated, on its own tokens or on all of its layer's."""
 
 
 def _is_fused(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Linears that calibration leaves unquantised: the globs of `--keep`, and what they name."""
+"""Linears that stay unquantised: parses the globs of `--keep`, and matches them."""
 
 import difflib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How far each quantised linear is from the unquantised one, with what really goes through it."""
+"""The error of each quantised linear's output, for its inputs in the quantised model."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _SILENT_DB = 200.0
 
 
 class Meter:
-    """Compares what a linear gives with what it would give unquantised."""
+    """Accumulates the error of a linear's output against that of its unquantised weight."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Meter:
         self._largest = max(self._largest, float(error.abs().max()))
 
     def result(self) -> LayerError | None:
-        """None when no held-out token came through (an expert)."""
+        """None if it got no held-out token (an expert)."""
         if self._signal == 0.0:
             return None
         ratio = self._signal / self._noise if self._noise else math.inf
@@ -66,8 +66,8 @@ def measure_layers(
 ) -> tuple[LayerError, ...]:
     """Errors of every quantised linear of a modelopt model, in its order.
 
-    Each linear is compared on the input that it gets in the quantised model, so that a figure
-    blames its own layer and not those before it.
+    Each linear is compared on the input that it gets in the quantised model, so that its error does
+    not include those of the layers before it.
     """
     meters = [
         (_ModeloptMeter(name), module)

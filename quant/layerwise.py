@@ -30,7 +30,7 @@ class Batch:
     hidden: torch.Tensor
     """[sequences, tokens, hidden_size] f32."""
     arguments: tuple[dict[str, Any], ...]
-    """What each layer is called with besides."""
+    """Other arguments of each layer."""
 
 
 Stream = list[Batch]
@@ -69,7 +69,7 @@ def run_layer(layer: nn.Module, index: int, stream: Stream) -> Iterator[torch.Te
 
 
 def advance(layer: nn.Module, index: int, stream: Stream) -> None:
-    """Take a stream through a layer."""
+    """Replace a stream's hidden states by a layer's outputs."""
     for batch, hidden in zip(stream, run_layer(layer, index, stream), strict=True):
         batch.hidden = hidden
 
@@ -79,7 +79,7 @@ def find_stages(
 ) -> tuple[Stage, ...]:
     """The sites of a layer in the order in which it computes them.
 
-    Experts are alike: what one that the first batch reaches does, all do.
+    Order and shared inputs of all experts are those of an expert that the first batch reaches.
 
     Args:
         names: the linears to look for, within the layer.

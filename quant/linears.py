@@ -98,7 +98,7 @@ def quantizable_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def run_decoder(model: Any, tokens: TokenSet, batch: int = BATCH) -> None:
-    """Run the windows through the model without its lm_head, which nobody calibrates."""
+    """Run the windows through the model without its lm_head, which is not calibrated."""
     for begin in range(0, len(tokens.sequences), batch):
         ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + batch]).astype(np.int64))
         with torch.inference_mode(), wide_linears():

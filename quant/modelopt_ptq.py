@@ -1,4 +1,4 @@
-"""The border to nvidia-modelopt: its config, calibration and export, made quiet and checked."""
+"""Calibration by nvidia-modelopt: its config, calibration and export, silenced and checked."""
 
 import copy
 import itertools
@@ -190,7 +190,8 @@ def _forward_loop(config: dict[str, Any], tokens: TokenSet) -> Forward:
 
 
 class _Guard:
-    """A hook that names the first linear to get NaN or infinity, before modelopt chokes on it."""
+    """A hook that raises for the first linear whose input is NaN or infinite, which modelopt does
+    not check."""
 
     def __init__(self, name: str) -> None:
         self._name = name

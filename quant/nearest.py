@@ -1,4 +1,4 @@
-"""Weights of 8 bits, rounded to nearest: GPTQ would gain less there than measuring can tell."""
+"""8-bit weights, rounded to nearest. The gain of GPTQ there is below the noise of measurements."""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""NVFP4 on any device: nvidia-modelopt rounds to it on a GPU alone, and asks here instead."""
+"""NVFP4 fake quantisation on any device. nvidia-modelopt has a kernel for GPUs only, and calls this
+one instead."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How formats lay small integers into bytes and words: pack and unpack, inverse of each other.
+"""Packing of small integers into bytes and words by checkpoint formats, and the inverse.
 
 Every function is pure. "Codes" are the bare bits, 0 ... 2^bits - 1; `signed` reads them as two's
 complement. 4-bit arrays are ml_dtypes' int4 and uint4, one element an item.

@@ -1,7 +1,7 @@
-"""Quantised checkpoints: which format one is in, and its canonical form.
+"""Quantised checkpoints: detects the format, and converts its metadata to the canonical form.
 
-What is not understood is an error that names it: weights read by the wrong rule would run and
-answer nonsense, and leaving quantisation out would hide what the user asked for.
+An unknown format or value is an error that names it: weights that are decoded by the wrong rule
+would give nonsense without any error.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -105,7 +105,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _check_unquantized(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Without a config nobody can say what bytes mean: that is not a checkpoint to guess at."""
+    """Refuse quantised tensors without a quantisation config: their format is unknown."""
     for name, (dtype, _) in tensors.items():
         if dtype not in ("F32", "BF16", "F16", "F64", "I64", "BOOL"):
             raise CheckpointError(

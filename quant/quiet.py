@@ -1,4 +1,4 @@
-"""Vendor libraries print, warn and draw bars; trtc's own progress is the only voice of a build."""
+"""Silences output, warnings and progress bars of vendor libraries during a build."""
 
 import contextlib
 import io

@@ -53,9 +53,9 @@ class Divergence:
 
 
 class RecipeSearch:
-    """What is known of a model's sites.
+    """Scores and divergences of a model's sites and formats.
 
-    In memory are the model and the codes of each format: a byte a weight and format.
+    In memory are the model and the codes of each format: a byte per weight and format.
 
     Args:
         job: its model is in f32 or bf16, and has its own weights after each call.

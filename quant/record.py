@@ -1,4 +1,4 @@
-"""The record of a quantised checkpoint: what it came from, and the hash of every file."""
+"""The record of a quantised checkpoint: its origin, and the hash of every file."""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ CHECKPOINT = OutputKind(
 
 
 def write_record(directory: Path, trtc_version: str, facts: dict[str, Any]) -> None:
-    """Hash the files that are there and write the record, by which `--force` knows its own.
+    """Hash the directory's files and write the record, by which `--force` knows its own output.
 
     Args:
         facts: what the record says besides; values that JSON has.

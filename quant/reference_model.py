@@ -1,4 +1,4 @@
-"""The unquantised checkpoint under Transformers: calibration runs it, accuracy is judged by it."""
+"""The unquantised checkpoint under Transformers: the reference of calibration and accuracy."""
 
 import contextlib
 import hashlib

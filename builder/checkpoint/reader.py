@@ -29,9 +29,9 @@ class _Index(msgspec.Struct, frozen=True):
 class SafetensorsReader:
     """Reads the tensors of a model directory; all headers are checked when it is made.
 
-    Resident memory stays near one tensor, or those that are merged into one: at every read all
-    pages that were touched are given back to the system. Views stay valid all the same, their
-    pages are read again when used.
+    Resident memory stays near the size of one tensor, or of those that are merged into one: each
+    read first releases all pages that were touched (MADV_DONTNEED). Views stay valid; their pages
+    are read again when they are used.
 
     Raises:
         CheckpointError: no safetensors, damaged files, an index that names absent shards or
@@ -109,7 +109,7 @@ class SafetensorsReader:
         return file.view(name)
 
     def release(self) -> None:
-        """Give the pages of every tensor back to the system."""
+        """Release the pages of every tensor."""
         for file in self._files.values():
             file.release()
 

@@ -207,5 +207,5 @@ class MappedFile:
         return flat.reshape(tensor.shape)
 
     def release(self) -> None:
-        """Give all pages back to the system; a view still in use reads them again."""
+        """Release all pages; a view that is used after it reads them again."""
         self._mapping.madvise(mmap.MADV_DONTNEED)

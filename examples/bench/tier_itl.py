@@ -1,6 +1,6 @@
 """The time between tokens of a sequence while another's prefix is restored from the host tier.
 
-    python -m examples.bench.tier_itl ENGINE [--tokens 8192] [--rounds 5]
+    python -m examples.bench.tier_itl ENGINE [--tokens 8192] [--rounds 5] [--step-target 0.17]
 
 One sequence decodes. Prompts arrive beside it whose prefixes were evicted from a KV pool with room
 for one and a half of them, with no bound on what is restored before a step and with the engine
@@ -120,6 +120,9 @@ def main() -> None:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--step-target", type=float, default=LoopConfig().step_target_s, help="seconds"
+    )
     options = parser.parse_args()
     manifest = read_manifest(options.engine)
     num_pages = 3 * manifest.kv.pages_of_sequence(options.tokens) // 2
@@ -129,7 +132,7 @@ def main() -> None:
     host_bytes = 4 * num_pages * session.executor.kv.page_bytes
     configs = {
         "no bound": LoopConfig(kv_host_bytes=host_bytes, step_target_s=0),
-        "bound": LoopConfig(kv_host_bytes=host_bytes),
+        "bound": LoopConfig(kv_host_bytes=host_bytes, step_target_s=options.step_target),
     }
     found: dict[str, list[Figures]] = {name: [] for name in configs}
     for _ in range(options.rounds):

@@ -1,1 +1,1 @@
-"""What the attention operators share."""
+"""Shared parts of the attention operators."""

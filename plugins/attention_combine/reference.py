@@ -1,4 +1,4 @@
-"""The softmax over a row's keys from sums over splits of them."""
+"""Combines partial softmax sums over the splits of a row's keys."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """attention_combine in one launch, for TensorRT's plugins.
 
-A program is a row and some of its heads. A split row's head reads all its splits at once: there is
-no loop over them to wait for. Other rows are copied.
+A program computes some heads of a row. It loads all splits of a head at once, without a loop over
+them. Rows without splits are copied.
 """
 
 from collections.abc import Mapping

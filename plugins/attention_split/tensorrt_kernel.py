@@ -1,8 +1,8 @@
 """attention_split in one launch, for TensorRT's plugins.
 
 A program is a tile of plugins/attention/triton.py and a split of its context. Tiles of
-sequences with more than one new token have one split, and so have short contexts: they write what
-paged_attention's kernel would, bit for bit. Programs of splits that a context lacks end at once.
+sequences with more than one new token, and of short contexts, have one split: their results are
+bitwise those of paged_attention's kernel. Programs of splits beyond a context's end at once.
 """
 
 from collections.abc import Mapping

@@ -14,11 +14,11 @@ _NUM_WARPS = 4
 
 
 def lower_convolution(site: Site, inputs: str, *, gated: bool) -> tuple[Variant, ...]:
-    """A kernel for steps of one token a sequence, and two for any step.
+    """One kernel for steps of one token per sequence, and two for any step.
 
     Args:
-        inputs: the parameter that is convolved.
-        gated: whether it has the gates too, as short_conv's has.
+        inputs: name of the parameter that is convolved.
+        gated: whether it also holds the gates, as short_conv's does.
     """
     channels, columns = site.axes["channels"], site.axes["columns"]
     block = min(_BLOCK, power_of_two(channels))

@@ -4,8 +4,9 @@ decode    read the state, add the one new token, write the state
 any       keep each sequence's state aside, since a tile may write where another reads it; then
           all tiles
 
-A draft is a sequence that goes on from what the row before it leaves in the same step. No program
-waits for another: a state is no more than the last inputs, and those of this step are in `inputs`.
+A draft is a sequence of one token, whose state is the one after the row before it, of the same
+step. Programs are independent of each other: a state holds the last inputs only, and those of this
+step are in `inputs`.
 
     GATED     b, c, x = split(inputs); out = c * (conv(b * x) + bias)
     else      out = silu(conv(inputs) + bias)
@@ -20,7 +21,7 @@ from trtc.plugins.gpu.triton import find_state, launch_dependents, wait_for_inpu
 
 @triton.jit
 def input_at(place, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
-    """What the convolution reads, as the state holds it."""
+    """Inputs of the convolution, rounded to the state's element type."""
     values = tl.load(place, mask=mask, other=0.0)
     if GATED:
         by = tl.load(place + 2 * CHANNELS, mask=mask, other=0.0).to(tl.float32)
@@ -30,7 +31,7 @@ def input_at(place, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def output_of(total, place, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
-    """What becomes of the convolution's result; `place` is where its input is."""
+    """The operator's output for the convolution's result; `place`: address of its input."""
     if GATED:
         by = tl.load(place + CHANNELS, mask=mask, other=0.0).to(tl.float32)
         result = by * total.to(place.dtype.element_ty).to(tl.float32)
@@ -87,7 +88,7 @@ def keep_state(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """kept [B, COLUMNS, CHANNELS]: what each sequence goes on from; zeros at its start."""
+    """kept [B, COLUMNS, CHANNELS]: each sequence's state before the step; zeros at its start."""
     PARTS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
@@ -206,9 +207,9 @@ def convolution_decode(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of sequences with one new token each: row and sequence are one. Nobody else writes the page
-    that a sequence writes, and nobody else reads it, unless rows that go on from it take their
-    inputs of this step from `inputs`."""
+    """For sequences with one new token each, so that row r is sequence r. No other program writes a
+    sequence's page of this step. None reads it: drafts after it take inputs of this step from
+    `inputs`."""
     PARTS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)

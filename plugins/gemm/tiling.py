@@ -1,5 +1,5 @@
-"""What the GEMM kernels in CUDA C++ have in common: how tiles of the weight's rows are distributed
-over blocks, and macros."""
+"""Shared parts of the GEMM kernels in CUDA C++: distribution of tiles of the weight's rows over
+thread blocks, and macros."""
 
 from trtc.plugins.gemm.mixed_input_tactics import Weight
 from trtc.plugins.gpu.arch import SM_90

@@ -1,1 +1,1 @@
-"""What the CUDA kernels share: cross-compilation without a GPU, and tiles."""
+"""Shared parts of GPU kernels: facts of each SM, lowering, launches, and includes."""

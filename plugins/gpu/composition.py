@@ -1,4 +1,4 @@
-"""The launches of several operators, one after the other, as one call."""
+"""Composes the launches of several operators into one call."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,8 +9,8 @@ from trtc.plugins.gpu.lowering import Collective, Gemm, Launch, Variant
 def renamed(
     work: Iterable[Launch | Gemm | Collective], places: Mapping[str, str]
 ) -> tuple[Launch | Gemm, ...]:
-    """The work of another operator, its parameters by the names that they have here: parameters of
-    the operator at hand, or SCRATCH and a buffer."""
+    """The work of another operator, with its parameters renamed to those of the calling operator,
+    or to SCRATCH and a buffer."""
     return tuple(_renamed(one, places) for one in work)
 
 
@@ -22,5 +22,5 @@ def _renamed(work: Launch | Gemm | Collective, places: Mapping[str, str]) -> Lau
 
 
 def for_rows(variants: tuple[Variant, ...], rows: int) -> Variant:
-    """The one that runs up to so many rows."""
+    """The first variant for `rows` rows."""
     return next(one for one in variants if one.max_rows >= rows)

@@ -18,13 +18,13 @@ def scratch_launch(
     scratch: Mapping[str, str],
     renamed: Mapping[str, str] | None = None,
 ) -> Launch:
-    """A launch of a Triton function whose tensors are named as what they are.
+    """A launch of a Triton function whose tensors have the names of parameters and buffers.
 
     Args:
         constants: all but OVERLAPS.
-        scratch: element types of the buffers there are, by name. What the function has beside
-            these, the operator's parameters, DIMS and constants it goes without.
-        renamed: tensors of the function that are something else: "" is nothing.
+        scratch: element types of the scratch buffers, by name. Other tensors of the function,
+            unless they are parameters of the operator or DIMS, are None.
+        renamed: tensor of the function -> parameter or buffer of another name; "": None.
     """
     known = {**site.dtypes, DIMS: "i32", **scratch}
     sources = {name: (renamed or {}).get(name, name) for name in function.arg_names}

@@ -33,7 +33,8 @@ class KernelSource:
     absent: tuple[str, ...] = ()
     """Optional parameters that are absent: None in this specialisation."""
     max_shared_bytes: int = DEFAULT_SHARED_BYTES
-    """Larger values need a launcher that raises the function's limit."""
+    """The most shared memory that it may take. Above DEFAULT_SHARED_BYTES, a launcher has to raise
+    the function's limit (cuFuncSetAttribute)."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""A product of each head with a matrix of its own: what latent attention multiplies queries and
-results by, in place of keys and values."""
+"""Batched GEMM with one matrix per head. Latent attention multiplies queries and results by such
+matrices instead of computing keys and values (absorbed form)."""
 
 from trtc.plugins.head_linear.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

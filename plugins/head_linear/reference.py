@@ -1,4 +1,4 @@
-"""A product of each head of a row with a matrix of its own."""
+"""Batched matrix product with one matrix per head."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -19,8 +19,8 @@ from trtc.plugins.latent_attention.triton import attend_latents
 _ALIGNMENT = 64
 """Splits are as long as a multiple of it: every BLOCK_N divides it."""
 _SPLITS: tuple[tuple[int, int], ...] = ((8, 64), (32, 256), (128, 512))
-"""Up to so many tiles of heads in a decode step, splits have so many keys at least. A split leaves
-2 KiB of sums a head behind, so splits are only as short as fills the GPU."""
+"""(tiles of heads in a decode step, at most; least keys of a split). A split writes partial sums of
+2 KiB for each head, so splits are only as short as the GPU needs to be filled."""
 _LONGEST_SPLIT = 1024
 _COMBINE_HEADS = 2
 _PARTIAL, _STATS = "partial", "stats"
@@ -220,8 +220,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
 
 
 def _lengths(site: Site) -> Iterator[tuple[int, int]]:
-    """By ascending sequences, up to how many of them in a decode step splits have how many keys at
-    least."""
+    """(sequences of a decode step, at most; least keys of a split), ascending."""
     most = site.limits.max_batch_size
     for tiles, keys in _SPLITS:
         rows = tiles // _head_tiles(site)
@@ -330,8 +329,8 @@ def _head_tiles(site: Site) -> int:
 
 
 def _decode_tile(site: Site) -> _Tile:
-    """As many heads as tensor cores take at least, unless there are many: each tile of heads reads
-    the latents again."""
+    """The fewest heads that tensor cores multiply, or more if there are many: each tile of heads
+    reads the latents again."""
     if site.dtypes["q"] == "f32":
         return _Tile(16, 16, num_warps=4, num_stages=1)
     heads = int(site.attributes["num_heads"])

@@ -1,4 +1,4 @@
-"""latent_kv_write in one launch: a program takes a few heads of a row of q, or the row's latent."""
+"""latent_kv_write in one launch: a program is a few heads of a row of q, or the row's latent."""
 
 import triton
 import triton.language as tl

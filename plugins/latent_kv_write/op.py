@@ -1,4 +1,4 @@
-"""The norm of the latent, rope of what it turns, and the write into the pool, in one pass."""
+"""Norm of the latent, rotary embedding of queries and keys, and the pool write, in one pass."""
 
 from trtc.plugins.kv_pool import LATENT_POOL, LATENT_POOL_OUT
 from trtc.plugins.latent_kv_write.reference import reference

@@ -1,5 +1,5 @@
-"""The latent of DeepSeek-V2 (arXiv:2405.04434) as the cache keeps it: normalised, and behind it the
-keys' rotary part."""
+"""The latent of DeepSeek-V2 (arXiv:2405.04434) as the cache stores it: normalised, followed by
+the rotary part of the keys."""
 
 import numpy as np
 from numpy.typing import NDArray

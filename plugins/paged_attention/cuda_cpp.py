@@ -1,4 +1,4 @@
-"""What the CUDA C++ kernels of paged_attention have in common: macros and parameters."""
+"""Macros and parameters that the CUDA C++ kernels of paged_attention share."""
 
 from collections.abc import Sequence
 

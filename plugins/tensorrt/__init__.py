@@ -1,1 +1,1 @@
-"""What TensorRT's plugins and plans need on the builder's side and the runtime's."""
+"""TensorRT plugins and plans: the parts that builder and runtime share."""

@@ -1,4 +1,4 @@
-"""What the operators' ahead-of-time TensorRT plugins (`tensorrt.plugin`) have in common."""
+"""Registration of the operators' ahead-of-time TensorRT plugins (`tensorrt.plugin`)."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -46,7 +46,7 @@ def test_kernels_agree_with_references(
 
 
 @by_case
-def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: Deltas) -> None:
+def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: Deltas) -> None:
     before = library.run(case.call(case.history()))["state_out"]
     together = library.run(case.call(case.step(), before), 2)
     for number, (context, new) in enumerate(STEP):

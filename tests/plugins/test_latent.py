@@ -1,4 +1,4 @@
-"""The kernels of latent attention: against their references, and bit for bit in other company."""
+"""The kernels of latent attention: against their references, and bit for bit in other batches."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_attention_of_mixed_batches_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_neither_company_nor_chunks_nor_threads_change_a_bit(
+def test_neither_batches_nor_chunks_nor_threads_change_a_bit(
     library: KernelLibrary, name: str
 ) -> None:
     shape = SHAPES[name]

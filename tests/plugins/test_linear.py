@@ -1,4 +1,4 @@
-"""The linear kernel against its reference, and against itself in other company."""
+"""The linear kernel against its reference, and against itself in other batches."""
 
 from dataclasses import replace
 

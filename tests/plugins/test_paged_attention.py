@@ -1,4 +1,4 @@
-"""Paged attention: against its reference, and bit for bit against itself in other company."""
+"""Paged attention: against its reference, and bit for bit against itself in other batches."""
 
 import functools
 import itertools
@@ -103,7 +103,7 @@ def test_chunking_changes_no_bit(library, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_company_threads_and_pages_change_no_bit(library, name):
+def test_batches_threads_and_pages_change_no_bit(library, name):
     shape = SHAPES[name]
     kinds = ((1, 90), (1, 1300), (40, 44), (1, 3))
     tails = [

@@ -41,7 +41,7 @@ def test_kernels_agree_with_references(
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_neither_company_nor_pieces_change_a_bit(
+def test_neither_batches_nor_chunks_change_a_bit(
     library: KernelLibrary, case: Convolutions
 ) -> None:
     before = library.run(case.call(case.history()))["state_out"]

@@ -104,7 +104,7 @@ class _Cut:
         return int(self._infos[name].type.tensor_type.elem_type)
 
     def _with_copies(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes, and before each what it reads of everyone's arithmetic."""
+        """The nodes, and before each the copied arithmetic that it reads."""
         result: list[onnx.NodeProto] = []
         known: set[str] = set()
 

@@ -69,8 +69,8 @@ def draw(
 
 @triton.jit
 def _first_above(passed, target, weights, index, LENGTH: tl.constexpr):
-    """The first index with a weight whose running sum passes the target, or the last with one: that
-    answers for rounding at the end."""
+    """The first index with a weight at which the running sum passes the target. If rounding keeps
+    the sum below it, the last index with a weight."""
     counts = weights > 0
     first = tl.min(tl.where(counts & (passed > target), index, LENGTH))
     last = tl.max(tl.where(counts, index, 0))

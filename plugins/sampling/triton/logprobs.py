@@ -25,8 +25,8 @@ def likeliest(
     WIDTH: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """One program a row. The likeliest tokens come out one by one: of every block the largest that
-    is left is known, so only the block of the largest of all is read again."""
+    """One program a row. The likeliest tokens are found one by one: the largest remaining logit of
+    every block is known, so only the block of the largest of all is read again."""
     NUM_BLOCKS: tl.constexpr = (VOCAB + BLOCK - 1) // BLOCK
     NOTHING: tl.constexpr = -2147483648  # below the key of -inf
     launch_dependents(OVERLAPS)

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.ollama.fields import ChatFields, GenerateFields, Options
-from trtc.runtime.frontends.http.ollama.request_inputs import ParsedRequest, read_chat, read_generate
+from trtc.runtime.frontends.http.ollama.request_inputs import (
+    ParsedRequest,
+    read_chat,
+    read_generate,
+)
 
 READERS: dict[str, tuple[Any, Callable[[bytes, str], ParsedRequest[Any]]]] = {
     "chat": (ChatFields, read_chat),
