@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from trtc.protos.errors import UnavailableError
+from trtc.protos.errors import InvalidRequestError, UnavailableError
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.openai.answers import Model, ModelList
@@ -47,6 +47,9 @@ from trtc.runtime.requests.tools import shown
 from trtc.runtime.service.service import Service
 
 MODELS = "/v1/models"
+FITTING = -1
+"""As `truncate_prompt_tokens`: as many tokens as fit."""
+MAX_TRUNCATE = (1 << 31) - 1
 
 T = TypeVar("T")
 
@@ -172,18 +175,43 @@ class _Handlers:
     async def _with_ids(
         self, request_input: RequestInput, fields: ChoiceFields, principal: Principal
     ) -> RequestInput:
-        """The request input with its prompt as token ids."""
+        """The request input with its prompt as token ids, of which the last ones if it is to be
+        truncated."""
+        ids: Sequence[int] = request_input.token_ids or ()
         if request_input.chat is not None:
             chat = shown(request_input.chat, request_input.tool_choice)
             ids = await self._service.tokenize_chat(request_input.model, chat, principal)
-            return replace(request_input, token_ids=tuple(ids))
-        if request_input.text is not None:
+        elif request_input.text is not None:
             special = getattr(fields, "add_special_tokens", None)
             ids = await self._service.tokenize_text(
                 request_input.model, request_input.text, special is not False, principal
             )
-            return replace(request_input, text=None, token_ids=tuple(ids))
-        return request_input
+        if fields.truncate_prompt_tokens is not None:
+            most = self._most_prompt_tokens(request_input, fields.truncate_prompt_tokens, principal)
+            ids = ids[-most:]
+        return replace(request_input, text=None, token_ids=tuple(ids))
+
+    def _most_prompt_tokens(
+        self, request_input: RequestInput, truncate: int, principal: Principal
+    ) -> int:
+        """How many tokens of a prompt are kept.
+
+        Raises:
+            InvalidRequestError: `truncate` is neither positive nor -1.
+        """
+        if truncate != FITTING and not 1 <= truncate <= MAX_TRUNCATE:
+            raise InvalidRequestError(
+                f"is {truncate}",
+                field="truncate_prompt_tokens",
+                remedy=f"Give 1 to {MAX_TRUNCATE}, or {FITTING} for as many tokens as fit",
+            )
+        if truncate != FITTING:
+            return truncate
+        engine = self._service.engine_for(principal, request_input.model)
+        fits = engine.loop.bounds.max_context
+        if principal.limits.max_context is not None:
+            fits = min(fits, principal.limits.max_context)
+        return max(1, fits - (request_input.max_tokens or 1))
 
     async def _echoed(
         self, request_input: RequestInput, fields: CompletionFields, principal: Principal
@@ -192,6 +220,8 @@ class _Handlers:
         scored = bool(fields.echo) and fields.logprobs is not None
         needs_ids = scored or _needs_ids(fields) or fields.add_special_tokens is False
         text = request_input.text or ""
+        if fields.truncate_prompt_tokens is not None:
+            text = ""  # that of the tokens which are kept
         if needs_ids:
             request_input = await self._with_ids(request_input, fields, principal)
         ids = request_input.token_ids or ()
@@ -220,9 +250,13 @@ def _chat_params(fields: ChatFields) -> Params:
 
 
 def _needs_ids(fields: ChoiceFields) -> bool:
-    """Whether the answer needs the prompt's token ids."""
+    """Whether the prompt's token ids are needed before the request."""
     options = fields.stream_options
-    return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
+    return bool(
+        fields.return_token_ids
+        or fields.truncate_prompt_tokens is not None
+        or (options and options.continuous_usage_stats)
+    )
 
 
 def _over(request_input: RequestInput, prompt: EchoedPrompt) -> RequestInput:

@@ -30,7 +30,6 @@ _REFUSED: Refused = {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
@@ -40,6 +39,7 @@ _REFUSED_CHAT: Refused = {
 }
 _REFUSED_RESPONSE: Refused = {
     **_REFUSED_CHAT,
+    "truncate_prompt_tokens": (),
     "max_tool_calls": (),
     "response_format": ({"type": "text"},),
     "background": (False,),
@@ -85,6 +85,8 @@ class ChoiceFields(CommonFields, kw_only=True):
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as fit."""
 
 
 class ChatFields(ChoiceFields, kw_only=True):

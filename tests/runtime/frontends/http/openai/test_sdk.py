@@ -14,6 +14,7 @@ from tests.support.openai_sdk import ECHO, SLOW, sdk
 from tests.support.servers import CONFIG, TOKENIZER, echo_server, greedy
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.requests.completion import Result
+from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -313,6 +314,44 @@ async def test_biases_and_vllms_own_fields_hold() -> None:
         assert told == greedy((100, 200), 8, ECHO.options)
         everything = await client.completions.create(**asked, extra_body={"top_k": -1})
         assert everything.choices[0].finish_reason == "length"
+
+
+@asynchronous
+async def test_a_prompt_is_cut_to_its_last_tokens() -> None:
+    """vLLM's truncate_prompt_tokens."""
+    async with echo_server(ECHO) as server, sdk(server) as client:
+
+        async def prompt_ids(prompt: Any, most: int, **fields: Any) -> list[int]:
+            answer = await client.completions.create(
+                model="echo",
+                prompt=prompt,
+                extra_body={"truncate_prompt_tokens": most, "return_token_ids": True},
+                **fields,
+            )
+            assert answer.usage is not None
+            (choice,) = answer.choices
+            ids: list[int] = choice.model_dump()["prompt_token_ids"]
+            assert answer.usage.prompt_tokens == len(ids)
+            if fields.get("echo"):
+                text = await server.server.service.detokenize("echo", ids, True, LOCAL)
+                assert choice.text == text
+            return ids
+
+        ids = await prompt_ids("class Stack:\n    def push(self", 1000)
+        assert len(ids) > 5
+        assert await prompt_ids("class Stack:\n    def push(self", 5) == ids[-5:]
+        assert await prompt_ids(ids, 3, echo=True, max_tokens=0) == ids[-3:]
+        most = server.handle().loop.bounds.max_context
+        assert await prompt_ids([7] * (most + 500), -1, max_tokens=9) == [7] * (most - 9)
+        assert len(await prompt_ids([7] * (most + 500), -1)) == most - 16, "the default"
+        chat = await client.chat.completions.create(
+            model="echo",
+            messages=MESSAGES,
+            max_tokens=1,
+            extra_body={"truncate_prompt_tokens": 4},
+        )
+        assert chat.usage is not None
+        assert chat.usage.prompt_tokens == 4
 
 
 @asynchronous
