@@ -301,7 +301,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
     assert (driver.num_pending_tokens > 500) == ahead
     assert (driver.num_counted_tokens > 50) == options.counts_pending
     assert driver.restorer is None or driver.restorer.num_tokens > 50
-    assert driver.restorer is None or driver.num_unfinished > 10, driver.num_unfinished
+    assert driver.restorer is None or driver.num_unfinished > 5, driver.num_unfinished
     assert driver.masks.num_late > 50
     counters = driver.state.counters
     assert (counters.drafted_tokens > counters.accepted_tokens > 250) == drafts
