@@ -14,6 +14,7 @@ from trtc.builder.spec import (
     DecoderSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
+    Mamba2Spec,
     MixerSpec,
     ShortConvSpec,
 )
@@ -27,8 +28,8 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
-    delta_entries,
     latent_entry,
+    matrix_entries,
 )
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -50,7 +51,7 @@ def cache_layout(
 
     Args:
         state_dtype: of convolutions' columns: that of activations, which they are. The matrices
-            of delta nets are f32.
+            of delta nets and of Mamba-2 are f32.
         window_groups: whether the target releases pages that a window has left. Without, or
             where layers have pages of different sizes, all layers keep every token.
     """
@@ -83,9 +84,9 @@ def default_page_size(
 ) -> int:
     """Tokens of a page where nobody asks for a number.
 
-    Pages are of one size, whatever they hold. Beside the matrices of delta nets, a page of few
-    tokens would waste most of its bytes: then it is the first size that has room for a sequence's
-    states, as long as sequences may fill one.
+    Pages are of one size, whatever they hold. Beside the matrices of delta nets and of Mamba-2, a
+    page of few tokens would waste most of its bytes: then it is the first size that has room for a
+    sequence's states, as long as sequences may fill one.
     """
     if not spec.keeps_states:
         return DEFAULT_PAGE_SIZE
@@ -124,13 +125,23 @@ def _state_entries(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry,
         num_columns, width = mixer.taps - 1, mixer.channels
         return (convolution_entry(index, num_columns=num_columns, width=width, dtype=dtype),)
     if isinstance(mixer, GatedDeltaSpec):
-        return delta_entries(
+        return matrix_entries(
             index,
             num_columns=mixer.taps - 1,
             channels=mixer.channels,
             heads=mixer.num_value_heads,
             key_dim=mixer.key_dim,
             value_dim=mixer.value_dim,
+            dtype=dtype,
+        )
+    if isinstance(mixer, Mamba2Spec):
+        return matrix_entries(
+            index,
+            num_columns=mixer.taps - 1,
+            channels=mixer.channels,
+            heads=mixer.num_heads,
+            key_dim=mixer.state_size,
+            value_dim=mixer.head_dim,
             dtype=dtype,
         )
     return ()

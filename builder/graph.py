@@ -29,6 +29,7 @@ from trtc.builder.spec import (
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
+    Mamba2Spec,
     MoeMlpSpec,
     NormSpec,
     QueryScale,
@@ -43,11 +44,11 @@ from trtc.builder.weights import (
     conv_bias,
     conv_weight,
     decay_rate,
-    dt_bias,
     layer_scalar,
     linear_weights,
     norm_bias,
     norm_weight,
+    of_heads,
     plain_linear,
     source_recipe,
 )
@@ -206,6 +207,9 @@ class _SourceGraph:
         elif isinstance(layer.mixer, GatedDeltaSpec):
             name = "delta"
             mixed, *written = self._gated_delta(index, layer.mixer, normed, pools, steps)
+        elif isinstance(layer.mixer, Mamba2Spec):
+            name = "mamba"
+            mixed, *written = self._mamba2(index, layer.mixer, normed, pools, steps)
         elif isinstance(layer.mixer, LatentAttentionSpec):
             name = "attention"
             mixed, *written = self._latent_attention(index, layer.mixer, normed, pool, steps)
@@ -378,10 +382,7 @@ class _SourceGraph:
         inputs = [
             gated,
             state,
-            steps["query_start"],
-            steps["context_lens"],
-            steps[group_input("page_table", self._groups[index])],
-            steps[group_input("slots", self._groups[index])],
+            *self._places(index, steps),
             self._writer.weight(f"{site}.weight", conv_weight(spec, self._dtype)),
         ]
         if spec.has_bias:
@@ -408,32 +409,13 @@ class _SourceGraph:
         steps: _StepInputs,
     ) -> tuple[Value, Value, Value]:
         site, (columns, matrix) = f"layers.{index}.delta", states
+        heads = spec.num_value_heads
         qkv = self._linear(f"{site}.qkv", spec.qkv, x)
         z = self._linear(f"{site}.z", spec.z, x)
         b = self._linear(f"{site}.b", spec.b, x)
         a = self._linear(f"{site}.a", spec.a, x)
-        places = [
-            steps["query_start"],
-            steps["context_lens"],
-            steps[group_input("page_table", self._groups[index])],
-            steps[group_input("slots", self._groups[index])],
-        ]
-        mixed, columns_out = self._writer.node_of_two(
-            "causal_conv",
-            f"{site}.causal_conv",
-            [
-                qkv,
-                columns,
-                *places,
-                self._writer.weight(f"{site}.conv.weight", conv_weight(spec, self._dtype)),
-            ],
-            (
-                Value(f"{site}.causal_conv.out", self._dtype, qkv.shape),
-                Value(f"{columns.name}_out", columns.dtype, columns.shape),
-            ),
-            domain=TRTC_DOMAIN,
-            page_size=self._page_size,
-        )
+        places = self._places(index, steps)
+        mixed, columns_out = self._causal_conv(site, spec, qkv, columns, places)
         out, matrix_out = self._writer.node_of_two(
             "gated_delta",
             f"{site}.gated_delta",
@@ -444,8 +426,8 @@ class _SourceGraph:
                 a,
                 matrix,
                 *places,
-                self._writer.weight(f"{site}.rate", decay_rate(spec)),
-                self._writer.weight(f"{site}.dt_bias", dt_bias(spec)),
+                self._writer.weight(f"{site}.rate", decay_rate(spec.a_log, heads)),
+                self._writer.weight(f"{site}.dt_bias", of_heads(spec.dt_bias, heads)),
                 self._writer.weight(
                     f"{site}.norm.weight", norm_weight(spec.norm, spec.value_dim, "f32")
                 ),
@@ -457,12 +439,91 @@ class _SourceGraph:
             domain=TRTC_DOMAIN,
             key_heads=spec.num_key_heads,
             key_dim=spec.key_dim,
-            value_heads=spec.num_value_heads,
+            value_heads=heads,
             value_dim=spec.value_dim,
             eps=spec.norm.eps,
             page_size=self._page_size,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
+
+    def _mamba2(
+        self, index: int, spec: Mamba2Spec, x: Value, states: Sequence[Value], steps: _StepInputs
+    ) -> tuple[Value, Value, Value]:
+        site, (columns, matrix) = f"layers.{index}.mamba", states
+        heads, places = spec.num_heads, self._places(index, steps)
+        z = self._linear(f"{site}.z", spec.z, x)
+        xbc = self._linear(f"{site}.xbc", spec.xbc, x)
+        dt = self._linear(f"{site}.dt", spec.dt, x)
+        mixed, columns_out = self._causal_conv(site, spec, xbc, columns, places)
+        out, matrix_out = self._writer.node_of_two(
+            "mamba2",
+            f"{site}.mamba2",
+            [
+                mixed,
+                z,
+                dt,
+                matrix,
+                *places,
+                self._writer.weight(f"{site}.rate", decay_rate(spec.a_log, heads)),
+                self._writer.weight(f"{site}.dt_bias", of_heads(spec.dt_bias, heads)),
+                self._writer.weight(f"{site}.skip", of_heads(spec.skip, heads)),
+                self._writer.weight(
+                    f"{site}.norm.weight", norm_weight(spec.norm, spec.width, "f32")
+                ),
+            ],
+            (
+                Value(f"{site}.mamba2.out", self._dtype, z.shape),
+                Value(f"{matrix.name}_out", matrix.dtype, matrix.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            heads=heads,
+            head_dim=spec.head_dim,
+            groups=spec.num_groups,
+            state_size=spec.state_size,
+            dt_min=spec.dt_min,
+            dt_max=spec.dt_max or 0.0,
+            eps=spec.norm.eps,
+            page_size=self._page_size,
+        )
+        return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
+
+    def _places(self, index: int, steps: _StepInputs) -> list[Value]:
+        """Where a layer's states are found and left."""
+        return [
+            steps["query_start"],
+            steps["context_lens"],
+            steps[group_input("page_table", self._groups[index])],
+            steps[group_input("slots", self._groups[index])],
+        ]
+
+    def _causal_conv(
+        self,
+        site: str,
+        spec: GatedDeltaSpec | Mamba2Spec,
+        x: Value,
+        columns: Value,
+        places: Sequence[Value],
+    ) -> tuple[Value, Value]:
+        """silu(conv(x)), and the convolution's state as it leaves it."""
+        inputs = [
+            x,
+            columns,
+            *places,
+            self._writer.weight(f"{site}.conv.weight", conv_weight(spec, self._dtype)),
+        ]
+        if isinstance(spec, Mamba2Spec) and spec.has_bias:
+            inputs.append(self._writer.weight(f"{site}.conv.bias", conv_bias(spec, self._dtype)))
+        return self._writer.node_of_two(
+            "causal_conv",
+            f"{site}.causal_conv",
+            inputs,
+            (
+                Value(f"{site}.causal_conv.out", self._dtype, x.shape),
+                Value(f"{columns.name}_out", columns.dtype, columns.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            page_size=self._page_size,
+        )
 
     def _kv_scale(self, index: int, which: str) -> Value | None:
         """None means 1: the scale is absent from the checkpoint, or the pool is not FP8."""

@@ -1,6 +1,6 @@
 """Checks, before any work, that a target has the kernels of a model's layers."""
 
-from trtc.builder.spec import DecoderSpec, ShortConvSpec
+from trtc.builder.spec import DecoderSpec, GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from trtc.builder.targets.base import Target
 from trtc.protos.errors import UnsupportedError
 
@@ -48,4 +48,11 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
 def _stateful(spec: DecoderSpec) -> str:
     """What keeps states in a model that has some."""
     kinds = {type(layer.mixer) for layer in spec.layers}
-    return "short convolutions" if ShortConvSpec in kinds else "gated delta nets"
+    return next(name for kind, name in _STATEFUL.items() if kind in kinds)
+
+
+_STATEFUL = {
+    ShortConvSpec: "short convolutions",
+    GatedDeltaSpec: "gated delta nets",
+    Mamba2Spec: "Mamba-2 layers",
+}

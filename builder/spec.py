@@ -293,8 +293,60 @@ class GatedDeltaSpec:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | GatedDeltaSpec
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """A state-space layer of Mamba-2: a linear recurrence with a matrix as its state.
+
+    x, B, C = split(silu(conv(xbc(x)))), where `conv` is causal and depthwise, and out_proj(o) with
+    the o of plugins/mamba2, which reads z(x) and dt(x) too. Heads share B and C in groups, as
+    attention's heads share KV heads.
+    """
+
+    z: LinearSpec
+    """[heads * D, H]"""
+    xbc: LinearSpec
+    """[heads * D + 2 * groups * N, H]: rows of x, then of B, then of C."""
+    dt: LinearSpec
+    """[heads, H]"""
+    out_proj: LinearSpec
+    conv: str
+    """Checkpoint prefix of the convolution's tensors: its weight is [channels, 1, taps]."""
+    taps: int
+    a_log: str
+    """Tensor name, [heads]: a step t = softplus(dt + dt_bias) forgets exp(-exp(a_log) * t)."""
+    dt_bias: str
+    """Tensor name, [heads]."""
+    skip: str
+    """Tensor name, [heads]: what of x is added to the result (D)."""
+    norm: NormSpec
+    """Of each group's values, which were multiplied by silu(z) before."""
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    """N."""
+    has_bias: bool = False
+    """Of the convolution."""
+    dt_min: float = 0.0
+    """The least a step is."""
+    dt_max: float | None = None
+    """The most a step is; None: any."""
+
+    @property
+    def width(self) -> int:
+        """Of all heads side by side."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return self.width + 2 * self.num_groups * self.state_size
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | GatedDeltaSpec | Mamba2Spec
 """What mixes tokens."""
+RecurrentSpec = ShortConvSpec | GatedDeltaSpec | Mamba2Spec
+"""Mixers that keep a state of each sequence, the last inputs of a convolution among it."""
 
 
 @dataclass(frozen=True)
@@ -425,6 +477,8 @@ class LayerSpec:
             return (*before, mixer.q, mixer.kv_a, mixer.o)
         if isinstance(mixer, GatedDeltaSpec):
             return (mixer.qkv, mixer.z, mixer.out_proj)
+        if isinstance(mixer, Mamba2Spec):
+            return (mixer.z, mixer.xbc, mixer.dt, mixer.out_proj)
         gate = () if mixer.gate is None else (mixer.gate,)
         values = () if mixer.v is None else (mixer.v,)
         return (mixer.q, *gate, mixer.k, *values, mixer.o)
@@ -474,7 +528,7 @@ class DecoderSpec:
     @property
     def keeps_states(self) -> bool:
         """Whether some layer keeps a state of each sequence: State in protos/kv.py."""
-        return any(isinstance(layer.mixer, ShortConvSpec | GatedDeltaSpec) for layer in self.layers)
+        return any(isinstance(layer.mixer, RecurrentSpec) for layer in self.layers)
 
     @property
     def rope_switch(self) -> int | None:

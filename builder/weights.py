@@ -18,13 +18,14 @@ from trtc.builder.recipes import (
 )
 from trtc.builder.spec import (
     AttentionSpec,
-    GatedDeltaSpec,
     GroupedRows,
     Interleaved,
     LatentAttentionSpec,
     LinearSpec,
+    Mamba2Spec,
     NormSpec,
     OfExperts,
+    RecurrentSpec,
     ShortConvSpec,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -127,14 +128,14 @@ def attention_sinks(attention: AttentionSpec, dtype: str) -> Tensor | None:
     return Tensor(Cast(recipe, "f32"), "f32", (attention.num_heads,))
 
 
-def conv_weight(conv: ShortConvSpec | GatedDeltaSpec, dtype: str) -> Tensor:
+def conv_weight(conv: RecurrentSpec, dtype: str) -> Tensor:
     """[taps, channels] in f32, rounded to `dtype` first: the weights of the oldest input first."""
     recipe = Cast(Load(f"{conv.conv}.weight"), dtype)
     return Tensor(Cast(Apply(_by_tap, (recipe,)), "f32"), "f32", (conv.taps, conv.channels))
 
 
-def conv_bias(conv: ShortConvSpec, dtype: str) -> Tensor:
-    """[H] in f32, rounded to `dtype` first."""
+def conv_bias(conv: ShortConvSpec | Mamba2Spec, dtype: str) -> Tensor:
+    """[channels] in f32, rounded to `dtype` first."""
     recipe = Cast(Load(f"{conv.conv}.bias"), dtype)
     return Tensor(Cast(recipe, "f32"), "f32", (conv.channels,))
 
@@ -218,15 +219,14 @@ class _RowsOfHeads:
         return np.ascontiguousarray(heads.swapaxes(1, 2) if self.transposed else heads)
 
 
-def decay_rate(net: GatedDeltaSpec) -> Tensor:
-    """[Hv] in f32: -exp(a_log), which multiplies softplus(a + dt_bias)."""
-    recipe = Apply(_minus_exp, (Cast(Load(net.a_log), "f32"),))
-    return Tensor(recipe, "f32", (net.num_value_heads,))
+def decay_rate(a_log: str, heads: int) -> Tensor:
+    """[heads] in f32: -exp(a_log), which multiplies softplus(a + dt_bias)."""
+    return Tensor(Apply(_minus_exp, (Cast(Load(a_log), "f32"),)), "f32", (heads,))
 
 
-def dt_bias(net: GatedDeltaSpec) -> Tensor:
-    """[Hv] in f32."""
-    return Tensor(Cast(Load(net.dt_bias), "f32"), "f32", (net.num_value_heads,))
+def of_heads(name: str, heads: int) -> Tensor:
+    """[heads] in f32: a number of each head, such as dt_bias."""
+    return Tensor(Cast(Load(name), "f32"), "f32", (heads,))
 
 
 def _minus_exp(a_log: Array) -> Array:

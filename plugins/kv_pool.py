@@ -27,6 +27,10 @@ MATRIX_AXES = ("num_pages", "value_heads", "key_dim*value_dim")
 """A delta net's state: a matrix of each head, row by row."""
 MATRIX = Parameter("state", MATRIX_AXES, ("f32",), role="pool")
 MATRIX_OUT = Parameter("state_out", MATRIX_AXES, ("f32",), role="pool")
+SSM_AXES = ("num_pages", "heads", "state_size*head_dim")
+"""A state-space layer's state: a matrix of each head, row by row."""
+SSM_STATE = Parameter("state", SSM_AXES, ("f32",), role="pool")
+SSM_STATE_OUT = Parameter("state_out", SSM_AXES, ("f32",), role="pool")
 
 
 class Rows(NamedTuple):

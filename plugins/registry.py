@@ -16,6 +16,7 @@ from trtc.plugins.kv_write.op import KV_WRITE
 from trtc.plugins.latent_attention.op import LATENT_ATTENTION
 from trtc.plugins.latent_kv_write.op import LATENT_KV_WRITE
 from trtc.plugins.linear.op import LINEAR
+from trtc.plugins.mamba2.op import MAMBA2
 from trtc.plugins.moe.op import MOE
 from trtc.plugins.op import FusedOp
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
@@ -42,6 +43,7 @@ REGISTRY: dict[str, FusedOp] = {
         SHORT_CONV,
         CAUSAL_CONV,
         GATED_DELTA,
+        MAMBA2,
         SWIGLU,
         GATED_LINEAR,
         FUSED_LINEAR,

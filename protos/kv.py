@@ -36,7 +36,8 @@ class Plane(Record, frozen=True):
     """A tensor of a layer's cache: [heads, width] for each token, or for each state."""
 
     name: Literal["k", "v", "latent", "columns", "matrix"]
-    """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net."""
+    """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net or of
+    Mamba-2."""
     heads: Count
     """For a convolution's state: the number of its columns."""
     width: Count
@@ -50,7 +51,7 @@ class Plane(Record, frozen=True):
 class Entry(Record, frozen=True):
     """The cache of a layer, and the other layers that read it instead of one of their own.
 
-    A layer with states of several shapes has an entry for each: a gated delta net has the columns
+    A layer with states of several shapes has an entry for each: a recurrence has the columns
     of its convolution and a matrix.
     """
 
@@ -84,7 +85,7 @@ class Window(Record, frozen=True, tag="window"):
 
 class State(Record, frozen=True, tag="state"):
     """A fixed number of bytes, however long the sequence is: the last inputs of a convolution, or
-    the matrix of a delta net."""
+    the matrix of a delta net or of Mamba-2."""
 
 
 class Group(Record, frozen=True):
@@ -289,7 +290,7 @@ def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDTyp
     return Entry(layer=layer, planes=(columns,))
 
 
-def delta_entries(
+def matrix_entries(
     layer: int,
     *,
     num_columns: int,
@@ -299,8 +300,8 @@ def delta_entries(
     value_dim: int,
     dtype: KvDType,
 ) -> tuple[Entry, Entry]:
-    """The cache of a gated delta net: its convolution's last inputs, of the type of activations,
-    and a matrix [key_dim, value_dim] in f32 for each head."""
+    """The cache of a gated delta net or of Mamba-2: its convolution's last inputs, of the type of
+    activations, and a matrix [key_dim, value_dim] in f32 for each head."""
     matrix = Plane(name="matrix", heads=heads, width=key_dim * value_dim, dtype="f32")
     columns = convolution_entry(layer, num_columns=num_columns, width=channels, dtype=dtype)
     return columns, Entry(layer=layer, planes=(matrix,))

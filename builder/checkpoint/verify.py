@@ -2,29 +2,27 @@
 
 import dataclasses
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.spec import (
     AttentionSpec,
-    ChoiceBias,
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
-    LayerSpec,
     LinearSpec,
+    Mamba2Spec,
     MixerSpec,
     MoeMlpSpec,
     NormSpec,
     OfExperts,
-    ShortConvSpec,
+    RecurrentSpec,
 )
 from trtc.protos.errors import CheckpointError
 from trtc.quant.scheme import CheckpointQuantization
 
 Shape = tuple[int, ...]
-T = TypeVar("T")
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """What the names of a text model's tensors begin with."""
 _HEADS = ("lm_head", "language_model.lm_head")
@@ -91,7 +89,7 @@ def settle_prefix(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     `model.language_model.*`.
     """
     for prefix in _PREFIXES:
-        found = _renamed(spec, prefix)
+        found: DecoderSpec = _renamed(spec, prefix)
         if found.embedding in reader:
             return _with_inner_head(found, reader)
     return spec
@@ -105,41 +103,17 @@ def _with_inner_head(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpe
     return dataclasses.replace(spec, lm_head=dataclasses.replace(spec.lm_head, name=inner))
 
 
-def _renamed(value: T, prefix: str) -> T:
-    """A spec, or a part of one, whose tensors' names begin with `prefix` in place of `model.`."""
-
-    def rename(name: str) -> str:
-        return prefix + name.removeprefix("model.") if name.startswith("model.") else name
-
-    if isinstance(value, LinearSpec):
-        return dataclasses.replace(value, name=rename(value.name))
-    if isinstance(value, NormSpec):
-        weight = None if value.weight is None else rename(value.weight)
-        bias = None if value.bias is None else rename(value.bias)
-        return dataclasses.replace(value, weight=weight, bias=bias)
-    if isinstance(value, ChoiceBias):
-        return dataclasses.replace(value, tensor=rename(value.tensor))
-    if isinstance(value, ShortConvSpec):
-        value = dataclasses.replace(value, conv=rename(value.conv))
-    if isinstance(value, GatedDeltaSpec):
-        value = dataclasses.replace(
-            value,
-            conv=rename(value.conv),
-            a_log=rename(value.a_log),
-            dt_bias=rename(value.dt_bias),
-        )
-    if isinstance(value, AttentionSpec) and value.sinks is not None:
-        value = dataclasses.replace(value, sinks=rename(value.sinks))
-    if isinstance(value, LayerSpec) and value.scalar is not None:
-        value = dataclasses.replace(value, scalar=rename(value.scalar))
+def _renamed(value: Any, prefix: str) -> Any:
+    """A spec, or a part of one, whose tensors' names begin with `prefix` in place of `model.`. No
+    other string of a spec begins so."""
+    if isinstance(value, str) and value.startswith("model."):
+        return prefix + value.removeprefix("model.")
     if isinstance(value, tuple):
         return type(value)(_renamed(one, prefix) for one in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     parts: dict[str, Any] = {name: _renamed(part, prefix) for name, part in fields.items()}
-    if isinstance(value, DecoderSpec):
-        parts["embedding"] = rename(value.embedding)
     return dataclasses.replace(value, **parts)
 
 
@@ -234,6 +208,10 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
         _add_norm(shapes, mixer.norm, mixer.value_dim)
     elif mixer.has_bias:
         shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
+    if isinstance(mixer, Mamba2Spec):
+        heads = (mixer.num_heads,)
+        shapes[mixer.a_log] = shapes[mixer.dt_bias] = shapes[mixer.skip] = heads
+        _add_norm(shapes, mixer.norm, mixer.width)
 
 
 def _mixtures(spec: DecoderSpec) -> tuple[MoeMlpSpec, ...]:
@@ -317,11 +295,7 @@ def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
     known |= {one.name for mlp in _mixtures(spec) for one in mlp.routers}
-    known |= {
-        layer.mixer.conv
-        for layer in spec.layers
-        if isinstance(layer.mixer, ShortConvSpec | GatedDeltaSpec)
-    }
+    known |= {layer.mixer.conv for layer in spec.layers if isinstance(layer.mixer, RecurrentSpec)}
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")
         if suffix == "bias" and prefix in known:

@@ -47,6 +47,12 @@ INTEGERS: Mapping[str, int] = {
     "linear_value_head_dim": 1 << 9,
     "linear_num_key_heads": 1 << 12,
     "linear_num_value_heads": 1 << 12,
+    "mamba_n_heads": 1 << 12,
+    "mamba_n_groups": 1 << 12,
+    "mamba_d_head": 1 << 9,
+    "mamba_d_state": 1 << 9,
+    "mamba_d_conv": 1 << 6,
+    "mamba_expand": 1 << 6,
 }
 """Upper bound by name; the lower one is 1."""
 NUMBERS: Mapping[str, tuple[float, float]] = {

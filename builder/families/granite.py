@@ -4,7 +4,7 @@ import dataclasses
 
 from trtc.builder.families.config import Config
 from trtc.builder.families.dense import Dense, dense
-from trtc.builder.spec import DecoderSpec, LayerSpec, NormSpec
+from trtc.builder.spec import AttentionSpec, DecoderSpec, LayerSpec, MixerSpec, NormSpec
 
 
 def granite(config: Config, max_seq_len: int) -> DecoderSpec:
@@ -27,10 +27,15 @@ def with_multipliers(config: Config, spec: DecoderSpec) -> DecoderSpec:
     def norm(spec: NormSpec | None) -> NormSpec | None:
         return spec and dataclasses.replace(spec, eps=spec.eps / residual**2)
 
+    def mixer(spec: MixerSpec) -> MixerSpec:
+        if isinstance(spec, AttentionSpec):
+            return dataclasses.replace(spec, scale=scale)
+        return spec
+
     def layer(spec: LayerSpec) -> LayerSpec:
         return dataclasses.replace(
             spec,
-            mixer=dataclasses.replace(spec.attention, scale=scale),
+            mixer=mixer(spec.mixer),
             attention_norm=norm(spec.attention_norm),
             mlp_norm=norm(spec.mlp_norm),
         )

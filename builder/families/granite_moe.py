@@ -41,18 +41,25 @@ def _granite(config: Config, max_seq_len: int, family: str, shared: int = 0) -> 
 
     def layer(_index: int, prefix: str) -> LayerSpec:
         attention = common.attention(config, prefix, rope, dim=dim, qkv_bias=bias, o_bias=bias)
-        experts = _experts(config, f"{prefix}.block_sparse_moe")
-        if shared:
-            mlp = _shared(config, f"{prefix}.shared_mlp", shared)
-            experts = mixture.with_shared_expert(experts, mlp)
-        return common.layer_spec(config, prefix, attention, experts)
+        mlp = granite_mlp(config, prefix, mixture.num_experts(config, 8), shared)
+        return common.layer_spec(config, prefix, attention, mlp)
 
     return with_multipliers(config, common.decoder(config, family, layer))
 
 
-def _experts(config: Config, prefix: str) -> MoeMlpSpec:
+def granite_mlp(config: Config, layer: str, experts: int, shared: int) -> DenseMlpSpec | MoeMlpSpec:
+    """Routed experts, and an MLP `shared` wide for all rows; without experts the MLP alone, and
+    without that, where `shared` is 0, the experts alone."""
+    mlp = _shared(config, f"{layer}.shared_mlp", shared)
+    if not experts:
+        return mlp
+    routed = _experts(config, f"{layer}.block_sparse_moe", experts)
+    return mixture.with_shared_expert(routed, mlp) if shared else routed
+
+
+def _experts(config: Config, prefix: str, number: int) -> MoeMlpSpec:
     hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
-    number, act = mixture.num_experts(config, 8), common.activation(config)
+    act = common.activation(config)
     both, down = f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
 
     def expert(index: int) -> DenseMlpSpec:

@@ -20,6 +20,7 @@ from trtc.builder.families.glm4_moe import glm4_moe
 from trtc.builder.families.glm4_moe_lite import glm4_moe_lite
 from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
+from trtc.builder.families.granite_hybrid import granite_moe_hybrid
 from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
 from trtc.builder.families.lfm2 import lfm2, lfm2_moe
 from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
@@ -70,6 +71,7 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe,
     "GraniteMoeForCausalLM": granite_moe,
     "GraniteMoeSharedForCausalLM": granite_moe_shared,
+    "GraniteMoeHybridForCausalLM": granite_moe_hybrid,
     "MixtralForCausalLM": mixtral,
     "Ministral3ForCausalLM": ministral3,
     "Mistral3ForConditionalGeneration": mistral3,
@@ -170,7 +172,7 @@ def _check_experts(config: Config) -> None:
     """Each field's bound leaves room for more linears than can be listed."""
     layers = config.integer("num_hidden_layers")
     for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
-        experts = config.optional_integer(key) or 0
+        experts = config.integer(key, 0, least=0)
         if layers * experts > MAX_EXPERTS_OF_ALL_LAYERS:
             raise CheckpointError(
                 f"is {experts} in each of {layers} layers, more than "

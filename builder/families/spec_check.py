@@ -21,6 +21,7 @@ from trtc.builder.spec import (
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
+    Mamba2Spec,
     MoeMlpSpec,
     OfExperts,
     RopeSpec,
@@ -40,6 +41,8 @@ _MOST: Mapping[str, int] = {
     "num_key_heads": INTEGERS["linear_num_key_heads"],
     "num_value_heads": INTEGERS["linear_num_value_heads"],
     "key_dim": INTEGERS["linear_key_head_dim"],
+    "num_groups": INTEGERS["mamba_n_groups"],
+    "state_size": INTEGERS["mamba_d_state"],
     "in_features": 1 << 22,
     "out_features": INTEGERS["vocab_size"],
 }
@@ -120,6 +123,8 @@ class _Check:
             self.latent_attention(f"{place}.mixer", layer.mixer, hidden)
         elif isinstance(layer.mixer, GatedDeltaSpec):
             self.delta(f"{place}.mixer", layer.mixer, hidden)
+        elif isinstance(layer.mixer, Mamba2Spec):
+            self.mamba2(f"{place}.mixer", layer.mixer, hidden)
         else:
             self.convolution(f"{place}.mixer", layer.mixer, hidden)
         if isinstance(layer.mlp, DenseMlpSpec):
@@ -219,6 +224,23 @@ class _Check:
         self.linear(f"{place}.out_proj", spec.out_proj, heads * spec.value_dim, hidden)
         if spec.norm.centered:
             self.fail(f"{place}.norm.centered", "is True, and heads have RMS norms only")
+
+    def mamba2(self, place: str, spec: Mamba2Spec, hidden: int) -> None:
+        if spec.num_heads % spec.num_groups:
+            self.fail(
+                f"{place}.num_groups",
+                f"{spec.num_groups} does not divide the {spec.num_heads} heads",
+            )
+        self.between(f"{place}.taps", spec.taps, 2, INTEGERS["mamba_d_conv"])
+        self.between(f"{place}.head_dim", spec.head_dim, 1, INTEGERS["mamba_d_head"])
+        self.linear(f"{place}.z", spec.z, hidden, spec.width)
+        self.linear(f"{place}.xbc", spec.xbc, hidden, spec.channels)
+        self.linear(f"{place}.dt", spec.dt, hidden, spec.num_heads)
+        self.linear(f"{place}.out_proj", spec.out_proj, spec.width, hidden)
+        if spec.norm.centered:
+            self.fail(f"{place}.norm.centered", "is True, and groups have RMS norms only")
+        if spec.dt_min < 0 or (spec.dt_max is not None and not spec.dt_min < spec.dt_max):
+            self.fail(f"{place}.dt_max", f"is {spec.dt_max}, and dt_min {spec.dt_min}")
 
     def mlp(self, place: str, mlp: DenseMlpSpec, hidden: int, *, routed: bool = False) -> None:
         width = mlp.up.out_features

@@ -1,4 +1,4 @@
-// out = silu(conv(x)), over each sequence, and its new state.
+// out = silu(conv(x) + bias), over each sequence, and its new state.
 #pragma once
 
 #include "cpu/activation.hpp"
@@ -7,7 +7,7 @@
 namespace trtc {
 
 struct causal_conv_args {
-  View x, state, query_start, context_lens, page_table, slots, weight, out, state_out;
+  View x, state, query_start, context_lens, page_table, slots, weight, bias, out, state_out;
   std::int64_t M, B, P, num_pages;
 };
 
@@ -24,6 +24,7 @@ struct PlainRows {
 
   template <class N>
   void output(std::int64_t row, std::int64_t channel, Floats total, N n) const {
+    if constexpr (!std::is_same_v<typename C::bias_t, none>) total = total + load(a.bias.row<const float>(0) + channel, n);
     store(a.out.row<typename C::out_t>(row) + channel, activated<Activation::silu>(total), n);
   }
 };

@@ -6,7 +6,7 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 CAUSAL_CONV = FusedOp(
     name="causal_conv",
-    summary="out = silu(conv(x)), over each sequence",
+    summary="out = silu(conv(x) + bias), over each sequence",
     inputs=(
         Parameter("x", ("M", "channels"), ("f32", "bf16")),
         STATE,
@@ -15,6 +15,7 @@ CAUSAL_CONV = FusedOp(
         Parameter("page_table", ("B", "P"), ("i32",), role="step"),
         Parameter("slots", ("M",), ("i32",), role="step"),
         Parameter("weight", ("columns+1", "channels"), ("f32",), role="weight"),
+        Parameter("bias", ("channels",), ("f32",), role="weight", optional=True),
     ),
     outputs=(
         Parameter("out", ("M", "channels"), ("f32", "bf16"), dtype_from="x"),

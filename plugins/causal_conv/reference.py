@@ -1,4 +1,5 @@
-"""The convolution before a gated delta net (Yang et al. 2024, arXiv:2412.06464), by tokens."""
+"""The convolution before a gated delta net (Yang et al. 2024, arXiv:2412.06464) and before the
+recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), by tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,11 @@ def reference(
     page_table: Array,
     slots: Array,
     weight: Array,
+    bias: Array | None,
     *,
     page_size: int,
 ) -> tuple[Array, Array]:
-    """Return (silu(conv(x)), a copy of `state` with what the step's tokens left).
+    """Return (silu(conv(x) + bias), a copy of `state` with what the step's tokens left).
 
     `state` [num_pages, columns, channels] holds the last inputs, oldest first; for where a sequence
     finds and leaves it see `step_rows`.
@@ -34,6 +36,7 @@ def reference(
         if before is not None:
             columns = written[before].astype(np.float32)
         seen = np.concatenate((columns, inputs[row : row + 1]))
-        out[row] = activate(np.sum(seen * taps, axis=0), "silu")
+        total = np.sum(seen * taps, axis=0)
+        out[row] = activate(total if bias is None else total + bias, "silu")
         written[after] = cast(seen[1:], str(state.dtype))
     return cast(out, str(x.dtype)), written

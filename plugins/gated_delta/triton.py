@@ -18,7 +18,7 @@ of the logarithms of decays up to a row, D[i, j] = exp(G[i] - G[j]) for i >= j, 
 import triton
 import triton.language as tl
 
-from trtc.plugins.gpu.triton import find_state, launch_dependents, wait_for_inputs
+from trtc.plugins.gpu.triton import find_rows, launch_dependents, wait_for_inputs
 
 
 @triton.jit
@@ -39,45 +39,6 @@ def head_gates(
     softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
     written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
     return tl.load(rate + head) * softplus, tl.sigmoid(written)
-
-
-@triton.jit
-def find_rows(
-    sequence,
-    query_start,
-    context_lens,
-    page_table,
-    slots,
-    num_sequences,
-    PAGE_SIZE: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr,
-):
-    """The rows of a sequence, where those of the drafts behind it end, the position of its first
-    row, and the page with the state that they go on from: -1 if they are a sequence's first tokens.
-    No rows for a sequence that is a draft."""
-    first, own, last, position = 0, 0, 0, 0
-    old = tl.full([], -1, tl.int64)
-    if sequence < num_sequences:
-        first = tl.load(query_start + sequence)
-        own = tl.load(query_start + sequence + 1)
-        position = tl.load(context_lens + sequence) - (own - first)
-        page, behind = find_state(
-            sequence, first, position, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
-        )
-        old = tl.where(position > 0, page, old)
-        own = tl.where(behind > 0, first, own)
-        last = own
-        goes_on = (behind == 0) & (sequence + 1 < num_sequences)
-        while goes_on:
-            sequence += 1
-            end = tl.load(query_start + sequence + 1)
-            start = tl.load(context_lens + sequence) - (end - last)
-            page, behind = find_state(
-                sequence, last, start, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
-            )
-            last = tl.where(behind > 0, end, last)
-            goes_on = (behind > 0) & (sequence + 1 < num_sequences)
-    return first, own, last, position, old
 
 
 @triton.jit

@@ -123,3 +123,42 @@ def find_state(
         page = tl.where(follows, older_page, page)
         behind += follows.to(tl.int32)
     return page.to(tl.int64), behind
+
+
+@triton.jit
+def find_rows(
+    sequence,
+    query_start,
+    context_lens,
+    page_table,
+    slots,
+    num_sequences,
+    PAGE_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+):
+    """The rows of a sequence, where those of the drafts behind it end, the position of its first
+    row, and the page with the state that they go on from: -1 if they are a sequence's first tokens.
+    No rows for a sequence that is a draft."""
+    first, own, last, position = 0, 0, 0, 0
+    old = tl.full([], -1, tl.int64)
+    if sequence < num_sequences:
+        first = tl.load(query_start + sequence)
+        own = tl.load(query_start + sequence + 1)
+        position = tl.load(context_lens + sequence) - (own - first)
+        page, behind = find_state(
+            sequence, first, position, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
+        )
+        old = tl.where(position > 0, page, old)
+        own = tl.where(behind > 0, first, own)
+        last = own
+        goes_on = (behind == 0) & (sequence + 1 < num_sequences)
+        while goes_on:
+            sequence += 1
+            end = tl.load(query_start + sequence + 1)
+            start = tl.load(context_lens + sequence) - (end - last)
+            page, behind = find_state(
+                sequence, last, start, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
+            )
+            last = tl.where(behind > 0, end, last)
+            goes_on = (behind > 0) & (sequence + 1 < num_sequences)
+    return first, own, last, position, old

@@ -174,6 +174,28 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_embedding_type": "rope", "num_local_experts": 0, "mamba_n_groups": 4},
+        {
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mamba_d_conv": 3,
+            "time_step_limit": (0.3, 0.9),
+        },
+    ],
+)
+def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path) -> None:
+    path = tiny_checkpoint("granite_moe_hybrid", tmp_path, **fields)
+    prompt = random_prompt(PROMPT)
+    expected = transformers_logits(path, prompt)
+    for chunk in (1, 23):
+        found = stepper(path).prefill(prompt, chunk)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
 # --- features that must be awake for the comparison above to mean anything ----------------------
 
 
@@ -212,6 +234,9 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         ("mistral4", {"rope_parameters": LATENT_YARN}),
         ("lfm2_moe", {"norm_topk_prob": False}),
         ("granite_moe", {"num_experts_per_tok": 1}),
+        ("granite_moe_hybrid", {"position_embedding_type": "rope"}),
+        ("granite_moe_hybrid", {"time_step_limit": [0.5, {"__float__": "Infinity"}]}),
+        ("granite_moe_hybrid", {"time_step_limit": [0, 0.5]}),
         ("mixtral", {"num_experts_per_tok": 1}),
         ("lfm2", {"norm_eps": 1e-2}),
         ("ministral3", {"rope_parameters": MINISTRAL3_UNSCALED}),
@@ -299,6 +324,19 @@ def test_lfm2_as_its_first_checkpoints_spell_it() -> None:
     assert [index for index, _ in spec.attentions] == [1, 4]
     everywhere = decoder_spec({**older, "full_attn_idxs": None}, 64)
     assert [index for index, _ in everywhere.attentions] == [0, 1, 2, 3, 4]
+
+
+def test_granites_hybrids_as_their_first_checkpoints_spell_them() -> None:
+    older = config_of(
+        "granite_moe_hybrid",
+        layer_types=["mamba", "attention", "mamba"],
+        position_embedding_type="nope",
+        time_step_limit=...,
+        mamba_d_head="auto",
+    )
+    assert decoder_spec(older, 64) == decoder_spec(config_of("granite_moe_hybrid"), 64)
+    everywhere = decoder_spec({**older, "layer_types": None}, 64)
+    assert everywhere.keeps_states and not everywhere.attentions
 
 
 @pytest.mark.parametrize(
@@ -604,6 +642,23 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("qwen3_5_moe", {"num_experts_per_tok": 7}, CheckpointError, "there are 6 experts"),
         ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, CheckpointError, "size: is 0"),
         ("qwen3_next", {"mlp_only_layers": ["1"]}, CheckpointError, "not the number of a layer"),
+        ("granite_moe_hybrid", {"layer_types": ["conv"] * 3}, UnsupportedError, "'conv'"),
+        ("granite_moe_hybrid", {"layer_types": [["mamba"]] * 3}, UnsupportedError, "a list of 1"),
+        ("granite_moe_hybrid", {"layer_types": ["mamba"]}, CheckpointError, "names 1 layers of 3"),
+        ("granite_moe_hybrid", {"hidden_act": "gelu"}, UnsupportedError, "hidden_act: 'gelu'"),
+        ("granite_moe_hybrid", {"mamba_d_state": 10**9}, CheckpointError, "at most 512"),
+        ("granite_moe_hybrid", {"mamba_d_head": 513}, CheckpointError, "at most 512"),
+        ("granite_moe_hybrid", {"mamba_d_head": 24}, CheckpointError, "8 heads of 24"),
+        ("granite_moe_hybrid", {"mamba_n_heads": 7}, CheckpointError, "mamba_n_heads: makes 7"),
+        ("granite_moe_hybrid", {"mamba_n_heads": 10**9}, CheckpointError, "at most 4096"),
+        ("granite_moe_hybrid", {"mamba_n_groups": 3}, CheckpointError, "3 does not divide the 8"),
+        ("granite_moe_hybrid", {"mamba_expand": 10**6}, CheckpointError, "at most 64"),
+        ("granite_moe_hybrid", {"mamba_d_conv": 1}, CheckpointError, "mamba_d_conv: is 1"),
+        ("granite_moe_hybrid", {"time_step_limit": [1]}, CheckpointError, "time_step_limit: is"),
+        ("granite_moe_hybrid", {"time_step_limit": [1, 0]}, CheckpointError, "in their order"),
+        ("granite_moe_hybrid", {"time_step_limit": [0, 10**400]}, CheckpointError, "two numbers"),
+        ("granite_moe_hybrid", {"time_step_limit": [{}, "inf"]}, CheckpointError, "two numbers"),
+        ("granite_moe_hybrid", {"num_local_experts": -1}, CheckpointError, "experts: is -1"),
         ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
         ("deepseek_v3", {"n_routed_experts": 10**9}, CheckpointError, "n_routed_experts: is 1000"),
         ("deepseek_v3", {"topk_group": 5}, CheckpointError, "topk_group: is 5, and there are 4"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
 
+from tests.support import ssm_calls
 from tests.support.delta_calls import LARGE, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, sliced
@@ -98,7 +99,16 @@ def test_kernels_agree_with_references(gpu: Gpu) -> None:
 @pytest.mark.parametrize("shape", LARGE, ids=lambda shape: shape[0])
 def test_delta_nets_of_a_real_size(gpu: Gpu, shape: tuple[str, int, int, int, int, int]) -> None:
     """A row at a time and in chunks; prompts, decodes, drafts and states that are kept."""
-    case = Deltas(*shape)
+    assert_steps_agree(gpu, Deltas(*shape))
+
+
+@pytest.mark.parametrize("shape", ssm_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[4]}")
+def test_recurrences_of_a_real_size(gpu: Gpu, shape: ssm_calls.Shape) -> None:
+    """As delta nets."""
+    assert_steps_agree(gpu, ssm_calls.Recurrences(*shape))
+
+
+def assert_steps_agree(gpu: Gpu, case: Deltas | ssm_calls.Recurrences) -> None:
     before = case.call(case.history()).reference()["state_out"]
     decodes = (
         case.call(case.decode(), before),

@@ -41,6 +41,7 @@ FAMILIES = (
     "deepseek_v3",
     "mistral4",
     "gpt_oss",
+    "granite_moe_hybrid",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

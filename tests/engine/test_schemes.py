@@ -38,6 +38,13 @@ FIELDS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 128,
         "kv_lora_rank": 128,
     },
+    "granite_moe_hybrid": {
+        **LLAMA,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "shared_intermediate_size": 128,
+        "num_local_experts": 0,
+    },
     "lfm2": {**LLAMA, "block_auto_adjust_ff_dim": False},
 }
 
@@ -61,6 +68,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("qwen3_5", "fp8", None, False),
         ("qwen3_5", "int4_awq", None, False),
         ("qwen3_next", "fp8", None, False),
+        ("granite_moe_hybrid", "bf16", "f8e4m3", False),
+        ("granite_moe_hybrid", "int4_awq", None, False),
         ("qwen3_moe", "fp8", None, False),
         ("qwen3_moe", "fp8", None, True),
         ("qwen3_moe", "int8_sq", None, False),

@@ -15,7 +15,9 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
     return compile_kernels([case.call(case.step()) for case in CASES], request.param)
 
 
-@pytest.mark.parametrize(("op", "bias"), [("short_conv", True), ("causal_conv", False)])
+@pytest.mark.parametrize(
+    ("op", "bias"), [("short_conv", True), ("causal_conv", False), ("causal_conv", True)]
+)
 def test_the_reference_is_torchs_convolution_over_the_pieces(op: str, bias: bool) -> None:
     case = Convolutions(op, "f32", 24, 2, bias=bias)
     first = case.call(case.history()).reference()

@@ -13,7 +13,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
-    delta_entries,
+    matrix_entries,
 )
 from trtc.protos.record import first_difference
 
@@ -96,7 +96,7 @@ def test_a_state_that_no_region_has_room_for_has_its_own() -> None:
 
 
 def test_a_layer_may_have_two_states() -> None:
-    entries = delta_entries(
+    entries = matrix_entries(
         3, num_columns=3, channels=32, heads=2, key_dim=4, value_dim=8, dtype="bf16"
     )
     layout = CacheLayout(page_size=4, groups=(Group(kind=State(), entries=entries),))

@@ -52,7 +52,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             "causal_conv",
             {"channels": WIDTH, "columns": 3},
             dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
-            | {"weight": "f32"}
+            | {"weight": "f32", "bias": "f32"}
             | _bf16("x", "state", "out", "state_out"),
             page_size=PAGE_SIZE,
         ),
@@ -157,6 +157,21 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             N=WIDTH,
             weight_dtype="q",
             out_dtype="f32",
+        ),
+    ),
+    "mamba2": (
+        _site(
+            "mamba2",
+            {"channels": 4 * HEAD_DIM},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+            | dict.fromkeys(("state", "rate", "dt_bias", "skip", "norm", "state_out"), "f32")
+            | _bf16("xbc", "z", "dt", "out"),
+            heads=2,
+            head_dim=HEAD_DIM,
+            groups=1,
+            state_size=2 * HEAD_DIM,
+            eps=1e-6,
+            page_size=PAGE_SIZE,
         ),
     ),
     "moe": (

@@ -9,8 +9,8 @@ from tests.support.state_calls import STEP, Sequences
 
 SHAPES = (("f32", 96, 2, False), ("bf16", 72, 2, True), ("bf16", 128, 3, False))
 """Of short_conv: element type, channels, columns of the state, bias."""
-PLAIN_SHAPES = (("f32", 88, 3), ("bf16", 128, 3))
-"""Of causal_conv, which has no bias."""
+PLAIN_SHAPES = (("f32", 88, 3, False), ("bf16", 128, 3, False), ("f32", 72, 2, True))
+"""Of causal_conv: the same."""
 
 
 class Convolutions(Sequences):
@@ -26,9 +26,10 @@ class Convolutions(Sequences):
         rows = [
             {name: random_array(rng, context, width, dtype=dtype, spread=2)} for context, _ in STEP
         ]
-        weights: dict[str, Array | None] = {"weight": random_array(rng, columns + 1, channels)}
-        if self.is_gated:
-            weights["bias"] = random_array(rng, channels) if bias else None
+        weights: dict[str, Array | None] = {
+            "weight": random_array(rng, columns + 1, channels),
+            "bias": random_array(rng, channels) if bias else None,
+        }
         super().__init__(op, rows, weights, ((columns, channels), dtype), seed=channels)
 
     def __str__(self) -> str:
@@ -45,7 +46,7 @@ class Convolutions(Sequences):
         return outputs
 
     def _torch_convolution(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weights["weight"], self.weights.get("bias")
+        weight, bias = self.weights["weight"], self.weights["bias"]
         assert weight is not None
         mixed = F.conv1d(
             x.T[None],

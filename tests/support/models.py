@@ -240,6 +240,24 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "attention_multiplier": 0.25,
         },
     ),
+    "granite_moe_hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+            "mamba_chunk_size": 8,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.3,
+        },
+    ),
     "lfm2_moe": (
         "Lfm2MoeConfig",
         {

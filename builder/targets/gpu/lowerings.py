@@ -23,6 +23,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.latent_attention import cuda as latent_attention
     from trtc.plugins.latent_kv_write import cuda as latent_kv_write
     from trtc.plugins.linear import cuda as linear
+    from trtc.plugins.mamba2 import cuda as mamba2
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
@@ -45,6 +46,7 @@ def lowerings() -> Mapping[str, Lower]:
         "latent_attention": latent_attention.lower,
         "latent_kv_write": latent_kv_write.lower,
         "linear": linear.lower,
+        "mamba2": mamba2.lower,
         "moe": moe.lower,
         "paged_attention": paged_attention.lower,
         "quantize": quantize.lower,

@@ -92,6 +92,7 @@ ONE_RANK = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "glm4_moe_lite",
+    "granite_moe_hybrid",
     "lfm2",
     "lfm2_moe",
     "minimax_m2",
@@ -103,7 +104,7 @@ ONE_RANK = (
     "qwen3_5_moe",
     "qwen3_next",
 )
-"""Latent attention, short convolutions, and norms over all heads, run on one GPU."""
+"""Latent attention, layers with states, and norms over all heads, run on one GPU."""
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
-"""The kernel of gated delta nets, and its state in pages."""
+"""The kernels of gated delta nets and of Mamba-2, and their states in pages."""
 
 import numpy as np
 import pytest
 
-from tests.support.delta_calls import Deltas, cases
+from tests.support import delta_calls, ssm_calls
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
 from tests.support.state_calls import STEP
 
-CASES = cases()
+Case = delta_calls.Deltas | ssm_calls.Recurrences
+CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases()]
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -16,13 +17,13 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
     return compile_kernels([case.call(case.step()) for case in CASES], request.param)
 
 
-def assert_states_close(case: Deltas, found: np.ndarray, expected: np.ndarray) -> None:
+def assert_states_close(case: Case, found: np.ndarray, expected: np.ndarray) -> None:
     """Pages that nobody wrote hold NaN still."""
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_reference_is_transformers_chunks_over_the_pieces() -> None:
-    case = CASES[0]
+@pytest.mark.parametrize("case", [one for one in CASES if one.dtype == "f32"], ids=str)
+def test_the_references_are_transformers_chunks_over_the_pieces(case: Case) -> None:
     first = case.call(case.history()).reference()
     outputs = case.call(case.step(), first["state_out"]).reference()["out"]
     at = 0
@@ -35,7 +36,7 @@ def test_the_reference_is_transformers_chunks_over_the_pieces() -> None:
 @by_case
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_kernels_agree_with_references(
-    library: KernelLibrary, case: Deltas, num_threads: int
+    library: KernelLibrary, case: Case, num_threads: int
 ) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
     before = case.call(case.history()).reference()["state_out"]
@@ -46,7 +47,7 @@ def test_kernels_agree_with_references(
 
 
 @by_case
-def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: Deltas) -> None:
+def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: Case) -> None:
     before = library.run(case.call(case.history()))["state_out"]
     together = library.run(case.call(case.step(), before), 2)
     for number, (context, new) in enumerate(STEP):
@@ -62,7 +63,7 @@ def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: D
 
 
 @by_case
-def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Deltas) -> None:
+def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Case) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=False)
     outputs, expected = library.run(call, 2), call.reference()
@@ -71,7 +72,7 @@ def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Deltas) -
 
 
 @by_case
-def test_the_state_before_the_last_token_can_be_kept(library: KernelLibrary, case: Deltas) -> None:
+def test_the_state_before_the_last_token_can_be_kept(library: KernelLibrary, case: Case) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.step(), before)
     outputs, expected = library.run(call, 2), call.reference()

@@ -1,4 +1,5 @@
-"""gated_delta as it is lowered for a GPU, by Triton's interpreter, against its reference."""
+"""gated_delta and mamba2 as they are lowered for a GPU, by Triton's interpreter, against their
+references."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.delta_calls import Deltas, cases
+from tests.support import delta_calls, ssm_calls
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered
 from tests.support.triton_kernels import needs_triton
 
 needs_triton()
 
-CASES = cases()
+Case = delta_calls.Deltas | ssm_calls.Recurrences
+CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases()]
 DECODE, ANY = 0, 1
 by_variant = pytest.mark.parametrize("variant", [DECODE, ANY])
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -22,7 +24,7 @@ by_case = pytest.mark.parametrize("case", CASES, ids=str)
 @by_case
 @by_variant
 @pytest.mark.parametrize("stale", [0, 3])
-def test_the_kernels_agree_with_their_reference(case: Deltas, variant: int, stale: int) -> None:
+def test_the_kernels_agree_with_their_reference(case: Case, variant: int, stale: int) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
     before = case.call(case.history()).reference()["state_out"]
     call = case.call(case.decode() if variant == DECODE else case.step(), before)
@@ -31,7 +33,7 @@ def test_the_kernels_agree_with_their_reference(case: Deltas, variant: int, stal
 
 @by_case
 @by_variant
-def test_drafts_go_on_from_the_rows_before_them(case: Deltas, variant: int) -> None:
+def test_drafts_go_on_from_the_rows_before_them(case: Case, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=True)
     assert_agree(call, run_lowered(call, variant=variant))
@@ -39,7 +41,7 @@ def test_drafts_go_on_from_the_rows_before_them(case: Deltas, variant: int) -> N
 
 @by_case
 @by_variant
-def test_the_state_before_the_last_token_can_be_kept(case: Deltas, variant: int) -> None:
+def test_the_state_before_the_last_token_can_be_kept(case: Case, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)
     assert_agree(call, run_lowered(call, variant=variant))
