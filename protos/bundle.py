@@ -78,7 +78,7 @@ def max_pool_pages(limits: Limits, kv: CacheLayout) -> int:
 
 
 def read_recipe(bundle: Path) -> Recipe:
-    """Decode `recipe.json`; its hash is checked by whoever opens the bundle.
+    """Decode `recipe.json`; its hash is checked when the bundle is opened.
 
     Raises:
         EngineCorruptError: unreadable, or not a recipe.

@@ -16,7 +16,7 @@ def fuse_gated_linear(rewriter: Rewriter) -> bool:
     """Fuse both products with the activation, so that neither is written to memory.
 
     Rule: swiglu(Split(linear(x, [gate; up])); out_dtype=D) -> gated_linear(x, [gate; up])
-    for halves of a row-major linear of x and weight in D with bf16 out, that nobody else reads:
+    for halves of a row-major linear of x and weight in D with bf16 out, without another reader:
     where D is f8e4m3 with both scales and a swiglu with an out_scale, where it is bf16 without any,
     and with nothing else in either's epilogue.
     """

@@ -17,8 +17,8 @@ def fuse_linears(rewriter: Rewriter) -> bool:
         linear(rms_norm(x))               -> fused_linear(x, norm)
         swiglu(Split(linear(x)))          -> fused_linear(x; gate)
         swiglu(Split(linear(rms_norm(x))) -> fused_linear(x, norm; gate)
-    where nobody else reads what comes between, norm and swiglu give bf16, and the norm adds no
-    residual and subtracts no mean.
+    where no other node reads the intermediate results, norm and swiglu give bf16, and the norm
+    adds no residual and subtracts no mean.
     """
     changed = False
     for linear in rewriter.fused_nodes("linear"):

@@ -133,7 +133,7 @@ def _is_head_norm(norm: Node, head_dim: int) -> bool:
 
 
 def _producer_through(rewriter: Rewriter, tensor: Tensor, op: str) -> Node | None:
-    """The `op` that computes `tensor`, seen through reshapes and casts that nobody else reads."""
+    """The `op` that computes `tensor`, through reshapes and casts without another reader."""
     node = producer(tensor)
     while node is not None and node.op in _NEUTRAL and rewriter.sole_consumer(tensor) is not None:
         tensor = node.inputs[0]

@@ -327,7 +327,7 @@ def weight_proto(
 
 
 def _remove_unread(node: Node, graph_outputs: set[str]) -> None:
-    """Remove a node whose outputs nobody reads, then its sources likewise."""
+    """Remove a node whose outputs are unused, then its sources likewise."""
     pending = [node]
     while pending:
         node = pending.pop()

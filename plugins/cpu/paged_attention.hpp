@@ -163,7 +163,7 @@ class Tiles {
 };
 
 // Where the keys and values of a block's tokens are in the pool, at the tile's first KV head; keys
-// that nobody sees are at a row of zeros.
+// that no token sees are at a row of zeros.
 template <class C>
 struct BlockRows {
   const typename C::pool_t* keys[kBlock];

@@ -15,7 +15,7 @@ from trtc.quant.scheme import TensorSource
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 CONFIG_FIELD = "quantization_config"
-"""What readers call the config; whoever knows its file says so."""
+"""Field of errors of the config, where its file is not known."""
 SCALE_DTYPES = ("F32", "BF16", "F16")
 _BLOCK_SCALE_DTYPES = (*SCALE_DTYPES, "F8_E8M0")
 _MAX_SHOWN = 160

@@ -89,7 +89,7 @@ def changed_while_opening(path: Path) -> EngineCorruptError:
     return EngineCorruptError(
         "was changed while the engine was being opened",
         field=str(path),
-        remedy="Open it again when whoever writes to it has ended",
+        remedy="Open it again when no process writes to it",
     )
 
 

@@ -44,13 +44,10 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "one kv head")
 IN_TRITON = [
-    ("llama-3", 80),
     ("gemma-2", 86),
     ("llama-3 fp8", 89),
     ("llama-3", 90),
-    ("gpt-oss", 90),
-    ("llama-3", 100),
-    ("llama-3", 120),
+    *[("gpt-oss", sm) for sm in ARCHS if sm != 90],  # which has a kernel of its own
     ("gemma-4", 80),
     ("gemma-4 fp8", 89),
     ("gemma-4", 90),

@@ -179,7 +179,7 @@ def _read(option: str, file: Any) -> str | None:
 
 
 def _unescaped(text: str | None, *, raw: bool) -> str | None:
-    r"""A shell passes \n on as two characters, which nobody wants in a prompt."""
+    r"""Decode \n, \t, \r and \\, which a shell passes on as two characters."""
     if text is None or raw:
         return text
     return re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], text)

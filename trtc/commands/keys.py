@@ -156,7 +156,7 @@ def _write(file: Path, document: KeyFile) -> None:
 
 
 def _keep_access(descriptor: int, before: os.stat_result) -> None:
-    """The server may run as another user than whoever makes keys."""
+    """Keep owner and mode: the server may run as another user than the one who makes keys."""
     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
     with contextlib.suppress(PermissionError):  # only root gives files away
         os.fchown(descriptor, before.st_uid, before.st_gid)

@@ -1,4 +1,4 @@
-"""Which model `chat` and `run` ask: an engine in this process, or one of a server's."""
+"""The model of `chat` and `run`: an engine in this process, or one of a server's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ def open_model(
     kv_bytes: int | None,
     **access: Any,
 ) -> Iterator[OpenModel]:
-    """The model that NAME and `model_options` say, ready to be asked.
+    """The model that NAME and `model_options` name, opened.
 
     Args:
         name: of a directory or of a server's model; "": the server's only one.

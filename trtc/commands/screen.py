@@ -43,11 +43,11 @@ class Screen:
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        """Whether somebody types, and sees what is written."""
+        """Whether input and output are a terminal."""
         self._in_colour = self.is_terminal and not os.environ.get("NO_COLOR")
 
     def answer(self, text: str) -> None:
-        """A piece of what the model writes, at once."""
+        """Write a delta of the output, and flush it."""
         self._write(shown(text), sys.stdout)
 
     def say(self, text: str = "") -> None:
@@ -55,7 +55,7 @@ class Screen:
         self._write(f"{shown(text)}\n", sys.stdout)
 
     def hint(self, text: str) -> None:
-        """A line that only somebody at a terminal wants."""
+        """Write a line to a terminal only."""
         if self.is_terminal:
             self._write(f"{self._styled(visible(text), dim=True)}\n", sys.stdout)
 

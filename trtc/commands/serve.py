@@ -581,7 +581,7 @@ def _zmq(
 
 
 def _check_reach_of_events(zmq: ZmqConfig | None) -> None:
-    """ZeroMQ asks nobody for a key."""
+    """Refuse to publish events to other machines without --allow-anonymous: ZeroMQ has no keys."""
     if zmq is not None and not zmq.is_local:
         raise RequestError(
             "is reached from other machines, and sends anybody the token ids of all prompts",

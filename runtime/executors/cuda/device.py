@@ -212,8 +212,8 @@ class ProgramDevice(Protocol):
         ...
 
     def send_early(self, data: Bytes, target: Place) -> None:
-        """As `send`, but beside what was asked for after the last `send`, which must neither read
-        nor write `target`. What is asked for later finds the copy."""
+        """As `send`, but concurrent with work that was enqueued after the last `send`, which must
+        neither read nor write `target`. Work enqueued later sees the copy."""
         ...
 
     def fetch(self, source: Place, num_bytes: int) -> Download:

@@ -139,13 +139,13 @@ class GpuDevice:
         return BiasAt(rounded, dtype)
 
     def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
-        assert self._communicator is not None, "a device without a seat has nobody to meet"
+        assert self._communicator is not None, "the device of one rank has no communicator"
         self._gpu.make_current()
         addresses = address(source), address(target)
         self._communicator.all_reduce(*addresses, num_elements, dtype, self._gpu.stream)
 
     def all_gather(self, source: Place, target: Place, num_bytes: int) -> None:
-        assert self._communicator is not None, "a device without a seat has nobody to meet"
+        assert self._communicator is not None, "the device of one rank has no communicator"
         self._gpu.make_current()
         addresses = address(source), address(target)
         self._communicator.all_gather(*addresses, num_bytes, self._gpu.stream)

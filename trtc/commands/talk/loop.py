@@ -16,7 +16,7 @@ def talk(model: OpenModel, dialogue: Dialogue, screen: Screen, messages: Iterabl
     At a terminal an error is shown, and the conversation goes on.
 
     Raises:
-        TrtcError: a message cannot be answered, and nobody is at a terminal.
+        TrtcError: a message cannot be answered, and input is not a terminal.
     """
     place = Place(dialogue, screen, model.info)
     for message in messages:
