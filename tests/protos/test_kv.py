@@ -108,6 +108,15 @@ def test_a_layer_may_have_two_states() -> None:
         CacheLayout(page_size=4, groups=(Group(kind=State(), entries=(*entries, entries[1])),))
 
 
+def test_a_layer_that_reads_the_entry_of_another_has_none_of_its_own() -> None:
+    shared = msgspec.structs.replace(entry(0), shared_by=(3, 4))
+    layout = CacheLayout(page_size=8, groups=(Group(kind=Full(), entries=(shared, entry(1))),))
+    assert [one.entry.layer for one in layout.places] == [0, 1]
+    assert layout.page_bytes == 8 * (shared.num_bytes + entry(1).num_bytes)
+    with pytest.raises(ValueError, match="two entries of one kind"):
+        CacheLayout(page_size=8, groups=(Group(kind=Full(), entries=(shared, entry(3))),))
+
+
 def test_a_rank_has_its_share_of_a_states_channels() -> None:
     layout = with_states(256).of_rank(2)
     assert layout.groups[1].entries[0].planes[0].width == 32
