@@ -250,7 +250,7 @@ class ServerMetrics:
         )
         self.engine_info = Gauge(
             "trtc_engine_info",
-            "Always 1; the labels say what is served.",
+            "Always 1; the labels identify the engine.",
             label_names=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
         )
         self.model_loads = Counter(
@@ -276,7 +276,7 @@ class ServerMetrics:
         )
         self.cache_info = Gauge(
             "trtc_kv_cache_info",
-            "Always 1; the labels say how many tokens a KV page has, and how many pages there are.",
+            "Always 1; the labels have the tokens of a KV page, and the number of pages.",
             label_names=("model_name", "page_tokens", "pages"),
         )
 
