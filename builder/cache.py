@@ -9,6 +9,8 @@ side by side in one page.
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -56,9 +58,9 @@ def cache_layout(
             where layers have pages of different sizes, all layers keep every token.
     """
     kept = [
-        one
+        (msgspec.structs.replace(entry, shared_by=_readers(spec, index)), window)
         for index, layer in enumerate(spec.layers)
-        if (one := _token_entry(index, layer.mixer, dtype)) is not None
+        for entry, window in _token_entry(index, layer.mixer, dtype)
     ]
     entries = [entry for entry, _ in kept]
     kinds: dict[int | None, list[Entry]] = {None: entries} if entries else {}
@@ -99,14 +101,24 @@ def default_page_size(
     return PAGE_SIZES[-1]
 
 
-def _token_entry(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, int | None] | None:
-    """What a layer keeps of each token, and for how many tokens; None: nothing."""
+def _readers(spec: DecoderSpec, index: int) -> tuple[int, ...]:
+    """Layers that read the keys and values of layer `index`."""
+    return tuple(layer for layer, one in spec.attentions if one.kv_layer == index)
+
+
+def _token_entry(
+    index: int, mixer: MixerSpec, dtype: KvDType
+) -> tuple[tuple[Entry, int | None], ...]:
+    """What a layer keeps of each token, and for how many tokens; (): nothing of its own."""
     if isinstance(mixer, AttentionSpec):
+        if mixer.kv_layer is not None:
+            return ()
         heads, dim = mixer.num_kv_heads, mixer.head_dim
-        return attention_entry(index, num_kv_heads=heads, head_dim=dim, dtype=dtype), mixer.window
+        entry = attention_entry(index, num_kv_heads=heads, head_dim=dim, dtype=dtype)
+        return ((entry, mixer.window),)
     if isinstance(mixer, LatentAttentionSpec):
-        return latent_entry(index, width=mixer.width, dtype=dtype), None
-    return None
+        return ((latent_entry(index, width=mixer.width, dtype=dtype), None),)
+    return ()
 
 
 def _states(spec: DecoderSpec, dtype: KvDType) -> tuple[Group, ...]:

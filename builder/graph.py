@@ -27,6 +27,8 @@ from trtc.builder.spec import (
     DenseMlpSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
+    LayerInputSpec,
+    LayerInputsSpec,
     LayerSpec,
     LinearSpec,
     Mamba2Spec,
@@ -120,6 +122,10 @@ class _SourceGraph:
         """Tokens of a page, once the cache is laid out."""
         self._groups: dict[int, int] = {}
         """Layer -> its group of the cache layout."""
+        self._written: dict[int, Value] = {}
+        """Layer -> its keys and values as it leaves them, which later layers may read too."""
+        self._inputs: Sequence[Value] = ()
+        """Of every layer, beside what the one before it gives."""
         self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
 
     def build(self) -> Module:
@@ -137,8 +143,11 @@ class _SourceGraph:
         positions = self._positions(steps)
         hidden = self._embedding(steps)
         written: list[Value] = []
+        if self._spec.layer_inputs is not None:
+            self._inputs = self._layer_inputs(self._spec.layer_inputs, hidden, steps)
         for index, layer in enumerate(self._spec.layers):
-            hidden, left = self._layer(index, layer, hidden, pools[index], positions, steps)
+            own = pools.get(index, ())
+            hidden, left = self._layer(index, layer, hidden, own, positions, steps)
             written += left
         logits = self._tail(hidden, steps)
         model, recipes = self._writer.finish([logits, *written])
@@ -198,12 +207,13 @@ class _SourceGraph:
         positions: Value,
         steps: _StepInputs,
     ) -> tuple[Value, Sequence[Value]]:
-        """What it gives, and its part of the cache as it leaves it: one pool, or two states."""
-        site, pool = f"layers.{index}", pools[0]
+        """What it gives, and its part of the cache as it leaves it: one pool, two states, or
+        nothing where it reads another layer's."""
+        site = f"layers.{index}"
         normed = self._optional_norm(f"{site}.attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.mixer, ShortConvSpec):
             name = "conv"
-            mixed, *written = self._short_conv(index, layer.mixer, normed, pool, steps)
+            mixed, *written = self._short_conv(index, layer.mixer, normed, pools[0], steps)
         elif isinstance(layer.mixer, GatedDeltaSpec):
             name = "delta"
             mixed, *written = self._gated_delta(index, layer.mixer, normed, pools, steps)
@@ -212,10 +222,10 @@ class _SourceGraph:
             mixed, *written = self._mamba2(index, layer.mixer, normed, pools, steps)
         elif isinstance(layer.mixer, LatentAttentionSpec):
             name = "attention"
-            mixed, *written = self._latent_attention(index, layer.mixer, normed, pool, steps)
+            mixed, *written = self._latent_attention(index, layer.mixer, normed, pools[0], steps)
         else:
             name = "attention"
-            mixed, *written = self._attention(index, layer.mixer, normed, pool, positions, steps)
+            mixed, *written = self._attention(index, layer.mixer, normed, pools, positions, steps)
         mixed = self._optional_norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
         hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
         if not layer.parallel:
@@ -226,44 +236,70 @@ class _SourceGraph:
             mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
         mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
         hidden = self._add(f"{site}.mlp.residual", hidden, mixed)
+        if layer.input is not None:
+            hidden = self._with_input(site, layer.input, hidden, self._inputs[index])
         if layer.scalar is not None:
             scalar = self._writer.weight(f"{site}.scalar", layer_scalar(layer.scalar, self._dtype))
             hidden = self._mul(f"{site}.scaled", hidden, scalar)
         return hidden, written
+
+    def _layer_inputs(
+        self, spec: LayerInputsSpec, embedded: Value, steps: _StepInputs
+    ) -> Sequence[Value]:
+        """[T, width] of every layer."""
+        site, columns = "layer_inputs", spec.projection.out_features
+        table = Tensor(Cast(Load(spec.table), self._dtype), self._dtype, (spec.rows, columns))
+        norm = norm_weight(spec.norm, spec.width, self._dtype)
+        inputs = self._writer.node(
+            "layer_inputs",
+            f"{site}.layer_inputs",
+            [
+                self._linear(f"{site}.projection", spec.projection, embedded),
+                steps["token_ids"],
+                self._writer.weight(f"{site}.table", table),
+                self._writer.weight(
+                    f"{site}.norm.weight", Tensor(Cast(norm.recipe, "f32"), "f32", norm.shape)
+                ),
+            ],
+            self._dtype,
+            ("T", columns),
+            domain=TRTC_DOMAIN,
+            width=spec.width,
+            eps=spec.norm.eps,
+            table_scale=spec.table_scale,
+            scale=spec.scale,
+        )
+        return self._writer.split(f"{site}.split", inputs, spec.width)
+
+    def _with_input(self, site: str, spec: LayerInputSpec, x: Value, given: Value) -> Value:
+        site = f"{site}.input"
+        active = self._active(site, spec.activation, self._linear(f"{site}.gate", spec.gate, x))
+        product = self._mul(f"{site}.product", active, given)
+        projected = self._linear(f"{site}.projection", spec.projection, product)
+        return self._add(f"{site}.residual", x, self._norm(f"{site}.norm", spec.norm, projected))
 
     def _attention(
         self,
         index: int,
         spec: AttentionSpec,
         x: Value,
-        pool: Value,
+        pools: Sequence[Value],
         positions: Value,
         steps: _StepInputs,
-    ) -> tuple[Value, Value]:
-        site, group = f"layers.{index}.attention", self._groups[index]
+    ) -> tuple[Value, ...]:
+        """What it gives, and the pool with its keys and values if it has some of its own."""
+        site = f"layers.{index}.attention"
+        owner = index if spec.kv_layer is None else spec.kv_layer
+        group = self._groups[owner]
         q = self._linear(f"{site}.q", spec.q, x)
-        k = self._linear(f"{site}.k", spec.k, x)
-        v = k if spec.v is None else self._linear(f"{site}.v", spec.v, x)
+        own: tuple[Value, ...] = ()
+        if spec.k is not None:
+            self._written[index] = self._write_kv(index, spec, x, pools[0], positions, steps)
+            own = (self._written[index],)
         q = self._qk_norm(f"{site}.q_norm", spec.q_norm, q, spec)
-        k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
-        if spec.v_norm is not None:
-            v = self._head_norm(f"{site}.v_norm", spec.v_norm, v, spec.head_dim)
         q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
-        k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
         if spec.query_scale is not None:
             q = self._query_scale(f"{site}.q_scale", spec.query_scale, q, steps)
-        scales = [self._kv_scale(index, "k"), self._kv_scale(index, "v")]
-        written = self._writer.node(
-            "kv_write",
-            f"{site}.kv_write",
-            [k, v, pool, steps[group_input("slots", group)], *scales],
-            pool.dtype,
-            pool.shape,
-            domain=TRTC_DOMAIN,
-            output=f"kv_{index}_out",
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-        )
         sinks = attention_sinks(spec, self._dtype)
         no_quantisation = (None, None)
         attended = self._writer.node(
@@ -271,11 +307,11 @@ class _SourceGraph:
             f"{site}.paged_attention",
             [
                 q,
-                written,
+                self._written[owner],
                 steps["query_start"],
                 steps["context_lens"],
                 steps[group_input("page_table", group)],
-                *scales,
+                *self._kv_scales(owner),
                 *no_quantisation,
                 None if sinks is None else self._writer.weight(f"{site}.sinks", sinks),
             ],
@@ -294,7 +330,40 @@ class _SourceGraph:
             gate = self._linear(f"{site}.gate", spec.gate, x)
             opened = self._writer.node("Sigmoid", f"{site}.sigmoid", [gate], x.dtype, q.shape)
             attended = self._mul(f"{site}.gated", opened, attended)
-        return self._linear(f"{site}.o", spec.o, attended), written
+        return (self._linear(f"{site}.o", spec.o, attended), *own)
+
+    def _write_kv(
+        self,
+        index: int,
+        spec: AttentionSpec,
+        x: Value,
+        pool: Value,
+        positions: Value,
+        steps: _StepInputs,
+    ) -> Value:
+        """The pool with the layer's keys and values."""
+        site, group = f"layers.{index}.attention", self._groups[index]
+        assert spec.k is not None
+        k = self._linear(f"{site}.k", spec.k, x)
+        v = k if spec.v is None else self._linear(f"{site}.v", spec.v, x)
+        k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
+        if spec.v_norm is not None:
+            v = self._head_norm(f"{site}.v_norm", spec.v_norm, v, spec.head_dim)
+        k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
+        return self._writer.node(
+            "kv_write",
+            f"{site}.kv_write",
+            [k, v, pool, steps[group_input("slots", group)], *self._kv_scales(index)],
+            pool.dtype,
+            pool.shape,
+            domain=TRTC_DOMAIN,
+            output=f"kv_{index}_out",
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+        )
+
+    def _kv_scales(self, index: int) -> tuple[Value | None, Value | None]:
+        return self._kv_scale(index, "k"), self._kv_scale(index, "v")
 
     def _latent_attention(
         self, index: int, spec: LatentAttentionSpec, x: Value, pool: Value, steps: _StepInputs

@@ -99,6 +99,18 @@ class GraphWriter:
         self._append(op_type, name, inputs, outputs, domain, attributes)
         return outputs
 
+    def split(self, name: str, value: Value, width: int) -> Sequence[Value]:
+        """Append a Split of columns into equal parts of `width`."""
+        columns = value.shape[1]
+        assert isinstance(columns, int)
+        parts = [
+            Value(f"{name}.{number}", value.dtype, (value.shape[0], width))
+            for number in range(columns // width)
+        ]
+        sizes = self.constant(f"{name}.sizes", np.full(len(parts), width, np.int64), "i64")
+        self._append("Split", name, [value, sizes], parts, "", {"axis": 1})
+        return parts
+
     def _append(
         self,
         op_type: str,

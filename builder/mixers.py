@@ -6,8 +6,8 @@ from trtc.protos.errors import UnsupportedError
 
 
 def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
-    """Layers that keep a state need a target that has room for it, attention sinks and latent
-    attention one that has kernels for them.
+    """Layers that keep a state need a target that has room for it, attention sinks, latent
+    attention and layers that read others' keys one that has kernels for them.
 
     Raises:
         UnsupportedError: the target has none, or not over several ranks.
@@ -30,6 +30,26 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
             f"{target.name} has no kernels for the latent attention of {spec.architecture}",
             field="--target",
             remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    shares = any(attention.kv_layer is not None for _, attention in spec.attentions)
+    if shares and not target.shares_keys:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for layers that read the keys of others, as those of "
+            f"{spec.architecture} do",
+            field="--target",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    if spec.layer_inputs is not None and not target.has_layer_inputs:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for the inputs of each layer of {spec.architecture}",
+            field="--target",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    if spec.layer_inputs is not None and ranks > 1:
+        raise UnsupportedError(
+            f"{spec.architecture} with inputs of each layer runs on one GPU",
+            field="--tp",
+            remedy="Leave it out",
         )
     if spec.latent_attentions and ranks > 1:
         raise UnsupportedError(

@@ -161,7 +161,8 @@ class AttentionSpec:
     """Multiplies q.k before softcap and softmax."""
     rope: RopeSpec
     q: LinearSpec
-    k: LinearSpec
+    k: LinearSpec | None
+    """None: of a layer that reads the keys and values of `kv_layer`."""
     v: LinearSpec | None
     """None: values are what `k` gives, before its norm and rope (Gemma 4)."""
     o: LinearSpec
@@ -180,6 +181,8 @@ class AttentionSpec:
     """[Hq * D, H]: the result is multiplied by sigmoid(gate(x)) before `o` (Qwen3-Next)."""
     sinks: str | None = None
     """Tensor name, [num_heads]: one more logit of a head's softmax, without a value (gpt-oss)."""
+    kv_layer: int | None = None
+    """An earlier layer, whose keys and values are attended to (Gemma 4); None: the layer's own."""
 
 
 @dataclass(frozen=True)
@@ -435,12 +438,43 @@ class MoeMlpSpec:
 
 
 @dataclass(frozen=True)
+class LayerInputSpec:
+    """How a layer takes its input of LayerInputsSpec (Gemma 3n, Gemma 4): after the MLP
+    x += norm(projection(activation(gate(x)) * input))."""
+
+    gate: LinearSpec
+    """[width, H]."""
+    projection: LinearSpec
+    """[H, width]."""
+    norm: NormSpec
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class LayerInputsSpec:
+    """An input of every layer beside x, from the token and its embedding e:
+    (norm(projection(e)) + table[token] * table_scale) * scale, in parts of `width` a layer.
+    """
+
+    table: str
+    """Tensor name, [rows, layers * width]: a row of each token."""
+    rows: int
+    width: int
+    projection: LinearSpec
+    """[layers * width, H]; never quantised."""
+    norm: NormSpec
+    """Of the `width` values of each layer."""
+    table_scale: float
+    scale: float
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """x += post(mixer(pre(x))); x += post(mlp(pre(x))), where every norm is optional.
 
     Norms before: Llama. After: OLMo 2. Both: Gemma 2, GLM-4.
     Parallel (Cohere): x += post(mixer(pre(x))) + post(mlp(pre(x))), with the mixer's norm for both.
-    Then x *= scalar (Gemma 4).
+    Then what `input` says, then x *= scalar (Gemma 4).
     """
 
     mixer: MixerSpec
@@ -450,6 +484,8 @@ class LayerSpec:
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
     parallel: bool = False
+    input: LayerInputSpec | None = None
+    """Of a model with `layer_inputs`."""
     scalar: str | None = None
     """Tensor name, [1]: multiplies what the layer gives."""
 
@@ -480,8 +516,8 @@ class LayerSpec:
         if isinstance(mixer, Mamba2Spec):
             return (mixer.z, mixer.xbc, mixer.dt, mixer.out_proj)
         gate = () if mixer.gate is None else (mixer.gate,)
-        values = () if mixer.v is None else (mixer.v,)
-        return (mixer.q, *gate, mixer.k, *values, mixer.o)
+        keys = tuple(one for one in (mixer.k, mixer.v) if one is not None)
+        return (mixer.q, *gate, *keys, mixer.o)
 
 
 @dataclass(frozen=True)
@@ -501,6 +537,7 @@ class DecoderSpec:
     """Names the embedding's prefix when the embeddings are tied."""
     embedding_scale: float | None = None
     logit_softcap: float | None = None
+    layer_inputs: LayerInputsSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -555,4 +592,6 @@ class DecoderSpec:
             found += layer.mixer_linears
             for mlp in layer.mlps:
                 found += mlp.linears
+            if layer.input is not None:
+                found += (layer.input.gate, layer.input.projection)
         return tuple(found)

@@ -15,6 +15,7 @@ from trtc.plugins.head_linear.op import HEAD_LINEAR
 from trtc.plugins.kv_write.op import KV_WRITE
 from trtc.plugins.latent_attention.op import LATENT_ATTENTION
 from trtc.plugins.latent_kv_write.op import LATENT_KV_WRITE
+from trtc.plugins.layer_inputs.op import LAYER_INPUTS
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.mamba2.op import MAMBA2
 from trtc.plugins.moe.op import MOE
@@ -22,6 +23,7 @@ from trtc.plugins.op import FusedOp
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.quantize.op import QUANTIZE
 from trtc.plugins.rms_norm.op import RMS_NORM
+from trtc.plugins.rope.op import ROPE
 from trtc.plugins.rope_kv_write.op import ROPE_KV_WRITE
 from trtc.plugins.short_conv.op import SHORT_CONV
 from trtc.plugins.swiglu.op import SWIGLU
@@ -32,6 +34,7 @@ REGISTRY: dict[str, FusedOp] = {
         EMBEDDING,
         RMS_NORM,
         LINEAR,
+        ROPE,
         ROPE_KV_WRITE,
         KV_WRITE,
         PAGED_ATTENTION,
@@ -40,6 +43,7 @@ REGISTRY: dict[str, FusedOp] = {
         LATENT_KV_WRITE,
         LATENT_ATTENTION,
         HEAD_LINEAR,
+        LAYER_INPUTS,
         SHORT_CONV,
         CAUSAL_CONV,
         GATED_DELTA,

@@ -43,10 +43,16 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
         _add_mixer(shapes, layer.mixer)
         if isinstance(layer.mlp, MoeMlpSpec):
             _add_routers(shapes, layer.mlp)
+        if layer.input is not None:
+            _add_norm(shapes, layer.input.norm, spec.hidden_size)
         if layer.scalar is not None:
             shapes[layer.scalar] = (1,)
     for linear in spec.linears:
         _add_linear(shapes, linear)
+    if (inputs := spec.layer_inputs) is not None:
+        shapes[inputs.table] = (inputs.rows, inputs.projection.out_features)
+        _add_linear(shapes, inputs.projection)
+        _add_norm(shapes, inputs.norm, inputs.width)
     _add_norm(shapes, spec.final_norm, spec.hidden_size)
     _add_linear(shapes, spec.lm_head)
     return shapes
@@ -190,7 +196,8 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
     if isinstance(mixer, AttentionSpec):
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)
-        _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else mixer.k.out_features)
+        keys = mixer.num_kv_heads * mixer.head_dim
+        _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else keys)
         _add_norm(shapes, mixer.v_norm, mixer.head_dim)
         if mixer.sinks is not None:
             shapes[mixer.sinks] = (mixer.num_heads,)

@@ -57,7 +57,8 @@ FEATURES: Mapping[str, _Test] = {
     ),
     "q, k, v biases": _any_attention(lambda one: one.q.has_bias),
     "norms of values": _any_attention(lambda one: one.v_norm is not None),
-    "values that are keys": _any_attention(lambda one: one.v is None),
+    "values that are keys": _any_attention(lambda one: one.k is not None and one.v is None),
+    "layers that read other layers' keys": _any_attention(lambda one: one.kv_layer is not None),
     "layers that differ in heads": lambda spec: (
         len({(one.num_kv_heads, one.head_dim) for _, one in spec.attentions}) > 1
     ),
@@ -90,6 +91,7 @@ FEATURES: Mapping[str, _Test] = {
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),
     "Mamba-2 layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba2Spec)),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),
+    "inputs of each layer": lambda spec: spec.layer_inputs is not None,
     "layers scaled": _any_layer(lambda layer: layer.scalar is not None),
     "embedding scale": lambda spec: spec.embedding_scale is not None,
     "logit scale": lambda spec: spec.final_norm.multiplier != 1.0,

@@ -1,5 +1,6 @@
 """Gemma 4: two sizes of heads by layer type, values that are normalised and may be the keys, layers
-scaled by a number each."""
+that read the keys and values of others, an input of each layer by the token (E2B, E4B), and a
+number that scales each layer."""
 
 import dataclasses
 import math
@@ -7,7 +8,16 @@ import math
 from trtc.builder.families import common
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.rope import rope_by_layer_type
-from trtc.builder.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
+from trtc.builder.spec import (
+    Activation,
+    DecoderSpec,
+    LayerInputSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    LinearSpec,
+    NormSpec,
+    RopeSpec,
+)
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
 _DEFAULTS = {
@@ -37,6 +47,7 @@ _UNIFIED_DEFAULTS = {
     "hidden_size_per_layer_input": 0,
 }
 _GLOBAL_HEAD_DIM = 512
+_INPUT_ROWS = 262144
 _PATTERN = 6
 _OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})
 """Fields that layers may have values of their own of."""
@@ -51,16 +62,18 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
     """Gemma4ForCausalLM, and the text model in Gemma4ForConditionalGeneration.
 
     Raises:
-        UnsupportedError: layers that share keys and values, experts, or inputs of each layer.
+        UnsupportedError: experts.
     """
     config = config.with_defaults(**_DEFAULTS)
     # "vision": what text alone does not use.
     config.require("use_bidirectional_attention", ("vision",), "vision")
-    config.require("num_kv_shared_layers", (0,), 0)
     config.require("enable_moe_block", (False,), False)
-    config.require("hidden_size_per_layer_input", (0,), 0)
     layers = tuple(_layer_config(config, n) for n in range(config.integer("num_hidden_layers")))
     ropes = _ropes(config, layers, max_seq_len)
+    sources = _kv_sources(config)
+    # Layers that read another's keys and values are the last ones, and may have wider MLPs.
+    input_width = config.integer("hidden_size_per_layer_input", least=0)
+    widening = 2 if config.flag("use_double_wide_mlp", False) else 1
     act = common.activation(config, "hidden_activation", "gelu_pytorch_tanh")
     bias = config.flag("attention_bias", False)
     keys_are_values = config.flag("attention_k_eq_v", False)
@@ -70,9 +83,9 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
         def norm(name: str) -> NormSpec:
             return common.norm(config, f"{prefix}.{name}")
 
-        kind = _layer_type(config, index)
+        kind, source = _layer_type(config, index), sources[index]
         attention = common.attention(
-            layers[index],
+            layers[index if source is None else source],
             prefix,
             ropes[kind],
             dim=layers[index].integer("head_dim"),
@@ -81,18 +94,24 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
             qk_norm="head",
             window=config.integer("sliding_window") if kind == common.SLIDING else None,
         )
-        return LayerSpec(
-            mixer=dataclasses.replace(
+        if source is not None:
+            attention = dataclasses.replace(attention, k=None, v=None, k_norm=None, kv_layer=source)
+        else:
+            is_k = keys_are_values and kind == common.FULL
+            attention = dataclasses.replace(
                 attention,
-                scale=1.0,
-                v=None if keys_are_values and kind == common.FULL else attention.v,
+                v=None if is_k else attention.v,
                 v_norm=dataclasses.replace(norm("self_attn.v_norm"), weight=None),
-            ),
-            mlp=common.gated_mlp(config, f"{prefix}.mlp", intermediate, act),
+            )
+        width = intermediate * (1 if source is None else widening)
+        return LayerSpec(
+            mixer=dataclasses.replace(attention, scale=1.0),
+            mlp=common.gated_mlp(config, f"{prefix}.mlp", width, act),
             attention_norm=norm("input_layernorm"),
             mlp_norm=norm("pre_feedforward_layernorm"),
             attention_post_norm=norm("post_attention_layernorm"),
             mlp_post_norm=norm("post_feedforward_layernorm"),
+            input=_layer_input(config, prefix, input_width, act) if input_width else None,
             scalar=f"{prefix}.layer_scalar",
         )
 
@@ -104,7 +123,53 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
         embedding_scale=math.sqrt(config.integer("hidden_size")),
         logit_softcap=config.optional_number("final_logit_softcapping"),
     )
-    return dataclasses.replace(spec, ignored_tensors=(*spec.ignored_tensors, *_OTHER_PARTS))
+    unused = tuple(
+        rf".*\.layers\.{index}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
+        for index, source in enumerate(sources)
+        if source is not None
+    )
+    return dataclasses.replace(
+        spec,
+        layer_inputs=_layer_inputs(config, input_width) if input_width else None,
+        ignored_tensors=(*spec.ignored_tensors, *unused, *_OTHER_PARTS),
+    )
+
+
+def _layer_input(config: Config, prefix: str, width: int, act: Activation) -> LayerInputSpec:
+    hidden = config.integer("hidden_size")
+    return LayerInputSpec(
+        gate=LinearSpec(f"{prefix}.per_layer_input_gate", hidden, width),
+        projection=LinearSpec(f"{prefix}.per_layer_projection", width, hidden),
+        norm=common.norm(config, f"{prefix}.post_per_layer_input_norm"),
+        activation=act,
+    )
+
+
+def _layer_inputs(config: Config, width: int) -> LayerInputsSpec:
+    """
+    Raises:
+        CheckpointError: tokens without a row of the table.
+    """
+    hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    rows = config.integer("vocab_size_per_layer_input", _INPUT_ROWS)
+    if rows < vocab:
+        raise CheckpointError(
+            f"is {rows}, and vocab_size is {vocab}",
+            field="config.json: vocab_size_per_layer_input",
+        )
+    norm = common.norm(config, "model.per_layer_projection_norm")
+    return LayerInputsSpec(
+        table="model.embed_tokens_per_layer.weight",
+        rows=rows,
+        width=width,
+        projection=LinearSpec(
+            "model.per_layer_model_projection", hidden, config.integer("num_hidden_layers") * width
+        ),
+        # Transformers divides what the norm reads by sqrt(hidden_size) first.
+        norm=dataclasses.replace(norm, eps=norm.eps * hidden),
+        table_scale=math.sqrt(width),
+        scale=math.sqrt(0.5),
+    )
 
 
 def gemma4_unified(config: Config, max_seq_len: int) -> DecoderSpec:
@@ -152,6 +217,33 @@ def _layer_config(config: Config, index: int) -> Config:
         heads = config.integer("num_global_key_value_heads", heads)
     dim = config.integer("global_head_dim", _GLOBAL_HEAD_DIM)
     return Config({**config.fields, "head_dim": dim, "num_key_value_heads": heads})
+
+
+def _kv_sources(config: Config) -> tuple[int | None, ...]:
+    """For each layer, whose keys and values it reads, None: its own. The last
+    `num_kv_shared_layers` read those of the last layer before them that is of their type.
+
+    Raises:
+        CheckpointError: there is no such layer.
+    """
+    number = config.integer("num_hidden_layers")
+    field = "num_kv_shared_layers"
+    first = number - config.integer(field, 0, least=0)
+    last: dict[str, int] = {}
+    sources: list[int | None] = []
+    for index in range(number):
+        kind = _layer_type(config, index)
+        if index < first:
+            last[kind] = index
+            sources.append(None)
+        elif kind in last:
+            sources.append(last[kind])
+        else:
+            raise CheckpointError(
+                f"leaves no layer before layer {index} that is {kind}",
+                field=f"config.json: {field}",
+            )
+    return tuple(sources)
 
 
 def _ropes(config: Config, layers: tuple[Config, ...], max_seq_len: int) -> dict[str, RopeSpec]:

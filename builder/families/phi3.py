@@ -26,7 +26,7 @@ def phi3(config: Config, max_seq_len: int) -> DecoderSpec:
 
 
 def _with_fused_qkv(attention: AttentionSpec, layer: str) -> AttentionSpec:
-    assert attention.v is not None
+    assert attention.k is not None and attention.v is not None
     q_rows = attention.q.out_features
     kv_rows = attention.k.out_features
 

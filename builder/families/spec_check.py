@@ -113,6 +113,8 @@ class _Check:
         self.linear("lm_head", spec.lm_head, spec.hidden_size, spec.vocab_size)
         for index, layer in enumerate(spec.layers):
             self.layer(f"layers[{index}]", layer, spec.hidden_size)
+            self.shared_cache(f"layers[{index}].mixer", spec, index, layer)
+        self.inputs(spec)
 
     def layer(self, place: str, layer: LayerSpec, hidden: int) -> None:
         if layer.parallel and layer.mlp_norm is not None:
@@ -140,9 +142,9 @@ class _Check:
             )
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.linear(f"{place}.q", spec.q, hidden, q)
-        self.linear(f"{place}.k", spec.k, hidden, kv)
-        if spec.v is not None:
-            self.linear(f"{place}.v", spec.v, hidden, kv)
+        for name, linear in (("k", spec.k), ("v", spec.v)):
+            if linear is not None:
+                self.linear(f"{place}.{name}", linear, hidden, kv)
         self.linear(f"{place}.o", spec.o, q, hidden)
         if spec.gate is not None:
             self.linear(f"{place}.gate", spec.gate, hidden, q)
@@ -155,9 +157,47 @@ class _Check:
                 self.fail(f"{place}.{name}.centered", "is True, and q, k and v have RMS norms only")
             if norm is not None and spec.q.interleaved is not None:
                 self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
-        if spec.v is None and spec.k.interleaved is not None:
+        if spec.k is not None and spec.v is None and spec.k.interleaved is not None:
             self.fail(f"{place}.v", "is None, and interleaved heads are reordered")
         self._pairs(place, spec)
+
+    def inputs(self, spec: DecoderSpec) -> None:
+        """All layers take an input, or none does."""
+        hidden, inputs = spec.hidden_size, spec.layer_inputs
+        if inputs is not None:
+            self.between("layer_inputs.width", inputs.width, 1, INTEGERS["hidden_size"])
+            self.between("layer_inputs.rows", inputs.rows, spec.vocab_size, INTEGERS["vocab_size"])
+            columns = inputs.width * len(spec.layers)
+            self.linear("layer_inputs.projection", inputs.projection, hidden, columns)
+            if inputs.norm.centered:
+                self.fail("layer_inputs.norm.centered", "is True, and inputs have RMS norms only")
+        for index, layer in enumerate(spec.layers):
+            place = f"layers[{index}].input"
+            if (layer.input is None) != (inputs is None):
+                self.fail(place, "does not fit layer_inputs")
+            if layer.input is not None and inputs is not None:
+                self.linear(f"{place}.gate", layer.input.gate, hidden, inputs.width)
+                self.linear(f"{place}.projection", layer.input.projection, inputs.width, hidden)
+
+    def shared_cache(self, place: str, spec: DecoderSpec, index: int, layer: LayerSpec) -> None:
+        """A layer without keys of its own reads those of an earlier one that is alike."""
+        mixer = layer.mixer
+        if not isinstance(mixer, AttentionSpec):
+            return
+        if mixer.kv_layer is None:
+            if mixer.k is None:
+                self.fail(f"{place}.k", "is None, and there is no kv_layer")
+            return
+        for name in ("k", "v", "k_norm", "v_norm"):
+            if getattr(mixer, name) is not None:
+                self.fail(f"{place}.{name}", "is given beside kv_layer")
+        self.between(f"{place}.kv_layer", mixer.kv_layer, 0, index - 1)
+        source = spec.layers[mixer.kv_layer].mixer
+        if not isinstance(source, AttentionSpec) or source.kv_layer is not None:
+            self.fail(f"{place}.kv_layer", f"is {mixer.kv_layer}, which has no keys of its own")
+        for name in ("num_kv_heads", "head_dim", "window"):
+            if getattr(mixer, name) != getattr(source, name):
+                self.fail(f"{place}.{name}", f"is not that of layer {mixer.kv_layer}")
 
     def latent_attention(self, place: str, spec: LatentAttentionSpec, hidden: int) -> None:
         heads = spec.num_heads
@@ -183,7 +223,7 @@ class _Check:
 
     def _pairs(self, place: str, spec: AttentionSpec) -> None:
         pairs = spec.q.interleaved
-        if pairs != spec.k.interleaved:
+        if spec.k is not None and pairs != spec.k.interleaved:
             self.fail(f"{place}.k.interleaved", "is not that of q")
         if pairs is not None:
             self.same(f"{place}.q.interleaved.head_dim", pairs.head_dim, spec.head_dim, "head_dim")

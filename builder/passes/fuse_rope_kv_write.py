@@ -1,4 +1,5 @@
-"""Fuses per-head norms, rotary embedding and the KV write into one pass over q, k and v."""
+"""Fuses per-head norms, rotary embedding and the KV write into one pass over q, k and v; of layers
+that read another layer's cache, norm and rotary embedding of q."""
 
 from dataclasses import dataclass
 
@@ -60,13 +61,16 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
         -> rope_kv_write(q, k, v, positions, slots, ..., pool), paged_attention(q_out, pool_out)
     where both rotations share positions and tables, norms have one epsilon, and no result is read
     elsewhere. r(q) may be multiplied by Gather(q_scale, positions).
+
+    Of several attentions that read pool_out the first one is of the layer that wrote it. Of others:
+        paged_attention(r(q), pool_out, ...) -> paged_attention(rope(q, positions, ...), pool_out)
     """
     changed = False
     for write in rewriter.fused_nodes("kv_write"):
-        readers = write.outputs[0].outputs
-        attention = readers[0] if len(readers) == 1 else None
-        if attention is None or not is_fused(attention, "paged_attention"):
+        readers = list(write.outputs[0].outputs)
+        if not readers or not all(is_fused(one, "paged_attention") for one in readers):
             continue
+        attention = readers[0]
         queries, scale = _match_scale(rewriter, attention.inputs[0])
         q = _match_rotated(rewriter, queries, attention.attrs["head_dim"])
         k = _match_rotated(rewriter, write.inputs[0], write.attrs["head_dim"])
@@ -76,6 +80,11 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
         if scale is None or scale.positions is q.positions:
             table = None if scale is None else rewriter.as_type(scale.table, "f32")
             _fuse(rewriter, write, attention, q, k, v, table)
+            changed = True
+    for attention in rewriter.fused_nodes("paged_attention"):
+        q = _match_rotated(rewriter, attention.inputs[0], attention.attrs["head_dim"])
+        if q is not None:
+            _fuse_queries(rewriter, attention, q)
             changed = True
     return changed
 
@@ -203,6 +212,29 @@ def _fuse(
             "head_dim": write.attrs["head_dim"],
             "rotary_dim": q.rotary_dim,
             "eps": q.eps or k.eps or v.eps,
+        },
+    )
+    rewriter.set_input(attention, "q", q_out)
+
+
+def _fuse_queries(rewriter: Rewriter, attention: Node, q: _Rotated) -> None:
+    q_out = rewriter.variable(f"{attention.name}.q", dtype_of(q.source), q.source.shape)
+    rewriter.fused(
+        "rope",
+        f"{site_of(attention)}.rope",
+        inputs={
+            "q": q.source,
+            "positions": q.positions,
+            "cos": q.cos,
+            "sin": q.sin,
+            "q_norm": q.norm,
+        },
+        outputs={"out": q_out},
+        attributes={
+            "num_heads": q.num_heads,
+            "head_dim": attention.attrs["head_dim"],
+            "rotary_dim": q.rotary_dim,
+            "eps": q.eps,
         },
     )
     rewriter.set_input(attention, "q", q_out)

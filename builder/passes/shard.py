@@ -22,7 +22,7 @@ from trtc.protos.errors import InvariantError
 Parts = tuple[int, ...]
 """Extents of what lies side by side in a tensor's columns (q, k, v): a rank has a piece of each."""
 
-_READERS_OF_PARTS = ("rope_kv_write", "swiglu")
+_READERS_OF_PARTS = ("rope", "rope_kv_write", "swiglu")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class ShardOverRanks:
     (`recipe_of_rank`).
 
     Rules, for R ranks; a tensor is parted when a rank has only some of its columns:
-        linear(whole) read by rope_kv_write or swiglu -> 1 / R of its columns, parted
+        linear(whole) read by rope, rope_kv_write or swiglu -> 1 / R of its columns, parted
         linear(whole) that gives a graph output       -> 1 / R of its columns, then all_gather
         linear(parted)  -> this rank's channels, then all_reduce; its bias on rank 0 alone
         moe(whole)      -> 1 / R of each expert's channels, then all_reduce; of a shared expert's
                            result it adds the rank's part, which is not reduced alone
-        rope_kv_write, paged_attention -> 1 / R of the heads, parted
+        rope, rope_kv_write, paged_attention -> 1 / R of the heads, parted
         swiglu, quantize, gather_rows, Split of what is parted -> parted, pre-scales too
     All else is whole. A graph that has collectives is sharded already and stays as it is.
     """
@@ -150,12 +150,12 @@ class _Walk:
         self._reduce(node)
 
     def _heads(self, node: Node) -> None:
-        """rope_kv_write and paged_attention: q, k and v are this rank's heads."""
+        """rope, rope_kv_write and paged_attention: q, k and v are this rank's heads."""
         parts = self._parted[node.inputs[0].name]
         if node.op == "paged_attention":
             self._cut(node, "pre_scale", 0, parts)
             self._cut(node, "sinks", 0, (node.attrs["num_heads"],))
-        for name in ("num_heads", "num_kv_heads"):
+        for name in {"num_heads", "num_kv_heads"} & set(node.attrs):
             node.attrs[name] = self.share(node.attrs[name], node.name)
         self._parted[node.outputs[0].name] = parts
 
@@ -234,6 +234,7 @@ class _Walk:
 _RULES: Mapping[str, Callable[[_Walk, Node], None]] = {
     "linear": _Walk._linear,
     "moe": _Walk._moe,
+    "rope": _Walk._heads,
     "rope_kv_write": _Walk._heads,
     "paged_attention": _Walk._heads,
     "swiglu": _Walk._columnwise,

@@ -97,6 +97,16 @@ class Target(Protocol):
         ...
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether layers may read the keys and values of earlier ones."""
+        ...
+
+    @property
+    def has_layer_inputs(self) -> bool:
+        """Whether it has kernels for inputs of each layer, beside what the one before it gives."""
+        ...
+
+    @property
     def has_sinks(self) -> bool:
         """Whether its attention takes sinks."""
         ...

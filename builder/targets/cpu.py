@@ -55,6 +55,14 @@ class CpuTarget:
         return True
 
     @property
+    def shares_keys(self) -> bool:
+        return True
+
+    @property
+    def has_layer_inputs(self) -> bool:
+        return True
+
+    @property
     def has_sinks(self) -> bool:
         return True
 

@@ -6,6 +6,7 @@ import triton.language as tl
 from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
 from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
+from trtc.plugins.rotary.triton import rotate_heads
 
 _FEW_ROWS = 256
 _SMALL_TILE, _LARGE_TILE = 1024, 2048
@@ -73,7 +74,7 @@ def rope_kv_write(
     if is_real:
         if part < Q_PARTS:
             head = part * HEADS + tl.arange(0, HEADS)
-            _rotate(
+            rotate_heads(
                 q + row * Q_STRIDE,
                 q_out + row * OUT_STRIDE,
                 q_norm,
@@ -91,7 +92,7 @@ def rope_kv_write(
             )
         elif part < Q_PARTS + KV_PARTS:
             head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
-            _rotate(
+            rotate_heads(
                 k + row * K_STRIDE,
                 row_of_k,
                 k_norm,
@@ -121,66 +122,6 @@ def rope_kv_write(
                 values = (tl.div_rn(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
             written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
             tl.store(row_of_v + at, written, mask=inside)
-
-
-@triton.jit
-def _rotate(
-    source,
-    target,
-    norm,
-    factor,
-    scale,
-    cosines,
-    sines,
-    head,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    EPS: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-    REST_PAD: tl.constexpr,
-):
-    """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
-    head of the row begins; `norm`, `factor` and `scale` may be None. `factor` multiplies the result
-    before it is divided by `scale`."""
-    THROUGH: tl.constexpr = source.dtype.element_ty
-    OUT: tl.constexpr = target.dtype.element_ty
-    column = tl.arange(0, HALF_PAD)
-    in_half = column < HALF
-    at = head[:, None] * HEAD_DIM + column[None, :]
-    inside = (head < NUM_HEADS)[:, None] & in_half[None, :]
-    first = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + at + HALF, mask=inside, other=0.0).to(tl.float32)
-    by = None if scale is None else tl.load(scale)
-    if REST_PAD > 0:
-        more = tl.arange(0, REST_PAD)
-        in_rest = more < HEAD_DIM - 2 * HALF
-        at_rest = head[:, None] * HEAD_DIM + 2 * HALF + more[None, :]
-        inside_rest = (head < NUM_HEADS)[:, None] & in_rest[None, :]
-        rest = tl.load(source + at_rest, mask=inside_rest, other=0.0).to(tl.float32)
-    if norm is not None:
-        squares = tl.sum(first * first + second * second, 1)
-        if REST_PAD > 0:
-            squares += tl.sum(rest * rest, 1)
-        root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
-        by_first = tl.load(norm + column, mask=in_half, other=0.0)[None, :]
-        by_second = tl.load(norm + HALF + column, mask=in_half, other=0.0)[None, :]
-        first = (tl.div_rn(first, root) * by_first).to(THROUGH).to(tl.float32)
-        second = (tl.div_rn(second, root) * by_second).to(THROUGH).to(tl.float32)
-        if REST_PAD > 0:
-            by_rest = tl.load(norm + 2 * HALF + more, mask=in_rest, other=0.0)[None, :]
-            rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
-    new_first = first * cosines[None, :] - second * sines[None, :]
-    new_second = second * cosines[None, :] + first * sines[None, :]
-    if factor is not None:
-        new_first = new_first.to(THROUGH).to(tl.float32) * factor
-        new_second = new_second.to(THROUGH).to(tl.float32) * factor
-        if REST_PAD > 0:
-            rest = rest * factor
-    tl.store(target + at, quantized(new_first, None, by, THROUGH, OUT), mask=inside)
-    tl.store(target + at + HALF, quantized(new_second, None, by, THROUGH, OUT), mask=inside)
-    if REST_PAD > 0:
-        tl.store(target + at_rest, quantized(rest, None, by, THROUGH, OUT), mask=inside_rest)
 
 
 def lower(site: Site) -> tuple[Variant, ...]:

@@ -166,3 +166,18 @@ def test_a_latent_is_one_plane_with_one_vector_a_token() -> None:
     assert kv.page_bytes == 16 * 61 * 576 * 2
     assert kv.pool_shape(kv.places[0]) == ("num_pages", 1, 16, 1, 576)
     assert [plane.name for plane in kv.places[0].entry.planes] == ["latent"]
+
+
+def test_an_entry_names_the_layers_that_read_it() -> None:
+    """A Gemma 4 E2B in small: the last 4 of 10 layers have no keys of their own."""
+    config = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 10,
+        "num_kv_shared_layers": 4,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+    }
+    kv = cache_layout(decoder_spec(config, LONG), 16, "bf16")
+    readers = {place.entry.layer: place.entry.shared_by for place in kv.places}
+    assert readers == {0: (), 1: (), 2: (), 3: (), 4: (9,), 5: (6, 7, 8)}
+    widths = [place.entry.planes[0].width for place in kv.places]
+    assert widths == [256, 256, 256, 256, 512, 256]

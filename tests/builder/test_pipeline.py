@@ -528,6 +528,22 @@ def test_latent_attention_is_refused_where_no_kernel_has_it(
         build(BuildRequest(str(model), tmp_path / "engine", **options))
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for layers that"),
+        ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
+        ({"target": "cuda:sm_90", "tp": 2}, "--tp: Gemma4ForCausalLM with inputs of each layer"),
+    ],
+)
+def test_inputs_of_each_layer_are_refused_where_no_kernel_has_them(
+    options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    model = tiny_checkpoint("gemma4_e", tmp_path)
+    with pytest.raises(UnsupportedError, match=problem):
+        build(BuildRequest(str(model), tmp_path / "engine", **options))
+
+
 @pytest.mark.parametrize("target", ["tensorrt:sm_90", "tensorrt-rtx:sm_120"])
 def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
     target: str, tmp_path: Path

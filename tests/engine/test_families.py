@@ -22,6 +22,7 @@ FAMILIES = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "gemma4_e",
     "lfm2",
     "phi3",
     "phi3_longrope",

@@ -216,6 +216,27 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dtype="q",
         ),
     ),
+    "layer_inputs": (
+        _site(
+            "layer_inputs",
+            {"K": 3 * WIDTH, "V": 64},
+            {"token_ids": "i32", "norm": "f32"} | _bf16("projected", "table", "out"),
+            width=WIDTH,
+            eps=1e-6,
+            table_scale=16.0,
+            scale=0.75,
+        ),
+    ),
+    "rope": (
+        _site(
+            "rope",
+            {"num_heads": 4, "head_dim": HEAD_DIM},
+            {"positions": "i32", "cos": "f32", "sin": "f32", "q_norm": "f32"} | _bf16("q", "out"),
+            num_heads=4,
+            head_dim=HEAD_DIM,
+            rotary_dim=HEAD_DIM,
+        ),
+    ),
     "rope_kv_write": (
         _site(
             "rope_kv_write",

@@ -102,6 +102,35 @@ def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]
     ]
 
 
+def layer_inputs(rng: np.random.Generator, dtype: str, width: int) -> KernelCall:
+    """Of three layers."""
+    return KernelCall(
+        REGISTRY["layer_inputs"],
+        {"width": width, "eps": 1e-6, "table_scale": 3.25, "scale": 0.7071067811865476},
+        {
+            "projected": random_array(rng, ROWS, 3 * width, dtype=dtype),
+            "token_ids": rng.integers(0, 11, ROWS).astype(np.int32),
+            "table": random_array(rng, 11, 3 * width, dtype="bf16"),
+            "norm": random_array(rng, width),
+        },
+    )
+
+
+def rope(rng: np.random.Generator, dtype: str, head_dim: int, rotary_dim: int) -> KernelCall:
+    angles = np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2)).astype(np.float32)
+    return KernelCall(
+        REGISTRY["rope"],
+        {"num_heads": 3, "head_dim": head_dim, "rotary_dim": rotary_dim, "eps": 1e-6},
+        {
+            "q": random_array(rng, ROWS, 3 * head_dim, dtype=dtype),
+            "positions": rng.integers(0, 40, ROWS).astype(np.int32),
+            "cos": np.cos(angles),
+            "sin": np.sin(angles),
+            "q_norm": random_array(rng, head_dim) if rotary_dim < head_dim else None,
+        },
+    )
+
+
 def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
     """Lookups in a table of 32 rows, as codes and, where blocks are whole, packed and in planes."""
     codes = rng.integers(-128, 128, (32, width)).astype(np.int8)
@@ -151,6 +180,9 @@ def grid() -> list[KernelCall]:
                     calls.append(plain_activation(rng, dtype, out_dtype, width, "relu2"))
             calls.append(swiglu(rng, dtype, dtype, width, "gelu_tanh"))
             calls += movers(rng, dtype, width)
+    for dtype in ("f32", "bf16"):
+        calls += [layer_inputs(rng, dtype, UNEVEN), rope(rng, dtype, 24, 16)]
+        calls.append(rope(rng, dtype, 64, 64))
     return calls
 
 

@@ -145,6 +145,23 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4_e": (
+        "Gemma4TextConfig",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention", "full_attention"),
+                *("sliding_attention", "sliding_attention", "full_attention"),
+            ],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE + 2,
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": WINDOW}),
     "phi3_longrope": (
         "Phi3Config",

@@ -22,12 +22,14 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.head_linear import cuda as head_linear
     from trtc.plugins.latent_attention import cuda as latent_attention
     from trtc.plugins.latent_kv_write import cuda as latent_kv_write
+    from trtc.plugins.layer_inputs import cuda as layer_inputs
     from trtc.plugins.linear import cuda as linear
     from trtc.plugins.mamba2 import cuda as mamba2
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
     from trtc.plugins.rms_norm import cuda as rms_norm
+    from trtc.plugins.rope import cuda as rope
     from trtc.plugins.rope_kv_write import cuda as rope_kv_write
     from trtc.plugins.short_conv import cuda as short_conv
     from trtc.plugins.swiglu import cuda as swiglu
@@ -45,12 +47,14 @@ def lowerings() -> Mapping[str, Lower]:
         "head_linear": head_linear.lower,
         "latent_attention": latent_attention.lower,
         "latent_kv_write": latent_kv_write.lower,
+        "layer_inputs": layer_inputs.lower,
         "linear": linear.lower,
         "mamba2": mamba2.lower,
         "moe": moe.lower,
         "paged_attention": paged_attention.lower,
         "quantize": quantize.lower,
         "rms_norm": rms_norm.lower,
+        "rope": rope.lower,
         "rope_kv_write": rope_kv_write.lower,
         "short_conv": short_conv.lower,
         "swiglu": swiglu.lower,

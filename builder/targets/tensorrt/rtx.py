@@ -76,6 +76,14 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def shares_keys(self) -> bool:
+        return False
+
+    @property
+    def has_layer_inputs(self) -> bool:
+        return False
+
+    @property
     def has_sinks(self) -> bool:
         return False
 

@@ -90,6 +90,14 @@ class TensorRtTarget:
         return False
 
     @property
+    def shares_keys(self) -> bool:
+        return False
+
+    @property
+    def has_layer_inputs(self) -> bool:
+        return False
+
+    @property
     def has_sinks(self) -> bool:
         return False
 

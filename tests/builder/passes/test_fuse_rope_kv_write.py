@@ -1,6 +1,7 @@
 """builder/passes/fuse_rope_kv_write.py."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from tests.builder.passes.tiny import (
     nodes,
     ops,
 )
+from tests.support.evaluate import source_module
+from tests.support.models import tiny_checkpoint
 from trtc.builder.graph_writer import Value
 from trtc.builder.module import Module
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
@@ -280,3 +283,14 @@ def test_results_that_others_read_are_left_alone() -> None:
 
 def test_a_pool_that_something_else_reads_is_left_alone() -> None:
     assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, reader="copy").whole)
+
+
+def test_layers_that_read_the_keys_of_others_rotate_queries_alone(tmp_path: Path) -> None:
+    module, _ = source_module(tiny_checkpoint("gemma4_e", tmp_path))
+    fused, changed = FUSE_ROPE_KV_WRITE(module)
+    expected = {"trtc.rope_kv_write": 4, "trtc.rope": 3, "trtc.paged_attention": 7}
+    assert changed and {name: ops(fused)[name] for name in expected} == expected
+    pools = {node.name: node.input[1] for node in nodes(fused, "paged_attention")}
+    assert pools["layers.5.attention.paged_attention"] == "kv_2_out"
+    assert pools["layers.6.attention.paged_attention"] == "kv_3_out"
+    assert set(given(nodes(fused, "rope")[0])) >= {"q", "positions", "q_norm"}

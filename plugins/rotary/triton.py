@@ -1,0 +1,67 @@
+"""Norm and rotary embedding of some heads of a row, for the Triton kernels of rope and
+rope_kv_write."""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.gpu.triton import quantized
+
+
+@triton.jit
+def rotate_heads(
+    source,
+    target,
+    norm,
+    factor,
+    scale,
+    cosines,
+    sines,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    EPS: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+):
+    """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
+    head of the row begins; `norm`, `factor` and `scale` may be None. `factor` multiplies the result
+    before it is divided by `scale`."""
+    THROUGH: tl.constexpr = source.dtype.element_ty
+    OUT: tl.constexpr = target.dtype.element_ty
+    column = tl.arange(0, HALF_PAD)
+    in_half = column < HALF
+    at = head[:, None] * HEAD_DIM + column[None, :]
+    inside = (head < NUM_HEADS)[:, None] & in_half[None, :]
+    first = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    by = None if scale is None else tl.load(scale)
+    if REST_PAD > 0:
+        more = tl.arange(0, REST_PAD)
+        in_rest = more < HEAD_DIM - 2 * HALF
+        at_rest = head[:, None] * HEAD_DIM + 2 * HALF + more[None, :]
+        inside_rest = (head < NUM_HEADS)[:, None] & in_rest[None, :]
+        rest = tl.load(source + at_rest, mask=inside_rest, other=0.0).to(tl.float32)
+    if norm is not None:
+        squares = tl.sum(first * first + second * second, 1)
+        if REST_PAD > 0:
+            squares += tl.sum(rest * rest, 1)
+        root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
+        by_first = tl.load(norm + column, mask=in_half, other=0.0)[None, :]
+        by_second = tl.load(norm + HALF + column, mask=in_half, other=0.0)[None, :]
+        first = (tl.div_rn(first, root) * by_first).to(THROUGH).to(tl.float32)
+        second = (tl.div_rn(second, root) * by_second).to(THROUGH).to(tl.float32)
+        if REST_PAD > 0:
+            by_rest = tl.load(norm + 2 * HALF + more, mask=in_rest, other=0.0)[None, :]
+            rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
+    new_first = first * cosines[None, :] - second * sines[None, :]
+    new_second = second * cosines[None, :] + first * sines[None, :]
+    if factor is not None:
+        new_first = new_first.to(THROUGH).to(tl.float32) * factor
+        new_second = new_second.to(THROUGH).to(tl.float32) * factor
+        if REST_PAD > 0:
+            rest = rest * factor
+    tl.store(target + at, quantized(new_first, None, by, THROUGH, OUT), mask=inside)
+    tl.store(target + at + HALF, quantized(new_second, None, by, THROUGH, OUT), mask=inside)
+    if REST_PAD > 0:
+        tl.store(target + at_rest, quantized(rest, None, by, THROUGH, OUT), mask=inside_rest)
