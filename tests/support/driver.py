@@ -159,7 +159,8 @@ class Driver:
             step_plan = plan(self.state, self.limits, stop_before=restored.unfinished)
             admitted = {one.sequence for one in step_plan.admissions}
             assert restored.unfinished not in admitted
-            # With a step in flight it may wait: it may have to preempt, now that fewer pages are free.
+            # A longer match may take more pages, so that fairness preempts a sequence: that waits
+            # for the step in flight.
             assert not has_others or step_plan.chunks or self.pipeline.num_in_flight
         self.num_unfinished += restored.unfinished is not None
         return step_plan
