@@ -9,7 +9,6 @@ meets all of them. Prints the median of the rounds' p50, and of their ratios to 
 
 import argparse
 import asyncio
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from trtc.hooks import NewOutput, Request, RequestInfo
 from trtc.runtime.bench.load import ServerTarget, Shape, run_load
 from trtc.runtime.bench.measure import Load
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.hooks.calls import Edit, HookCalls
+from trtc.runtime.hooks.calls import Edit, Edited, HookCalls
 from trtc.runtime.hooks.config import HooksConfig
 
 
@@ -88,14 +87,16 @@ async def edits(calls: HookCalls, number: int, num_output: int = 64) -> None:
     """As many calls of logits_processor, of a step."""
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
-    numbers = itertools.count(1)
+    num_left = number
 
-    def answer(given: object) -> None:
-        if next(numbers) == number:  # as a step is woken by the last one
-            loop.call_soon_threadsafe(answered.set_result, given)
+    def settle(ended: Sequence[Edited]) -> None:
+        nonlocal num_left
+        num_left -= len(ended)
+        if num_left == 0:  # as a step is woken by the last one
+            loop.call_soon_threadsafe(answered.set_result, None)
 
     output_ids = list(range(num_output))
-    calls.begin_edits([Edit(0, INFO, output_ids, answer, answer) for _ in range(number)])
+    calls.begin_edits([Edit(0, INFO, output_ids, None) for _ in range(number)], settle)
     await answered
 
 

@@ -37,6 +37,9 @@ class RowEdit(NamedTuple):
         return bool(word >> (token & 31) & 1)
 
 
+_UNMASKED = (RowEdit(None, 0),)
+
+
 class Answers:
     """Lets one thread wait for answers of others: the last answer wakes it, once."""
 
@@ -182,6 +185,15 @@ class Questions(list[Question]):
                 question.edits = [RowEdit(masks, row + at) for at in range(num_drafts + 1)]
             taken.append(question)
         self._answers.take(taken)
+
+    def answer_unmasked(self, answered: Iterable[MaskQuestion]) -> None:
+        taken: list[Question] = []
+        for question in answered:
+            assert isinstance(question, Question)
+            question.edits = _UNMASKED * (len(question.drafts) + 1)
+            taken.append(question)
+        if taken:
+            self._answers.take(taken)
 
 
 class AnswerThreads:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,16 +39,14 @@ _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
 _log = logging.getLogger("trtc.hooks")
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """A call of logits_processor for one token (implements Call)."""
 
     lane: int
     info: RequestInfo
     output_ids: Sequence[int]
-    answered: Callable[[LogitsEdit | None], None]
-    """Either this or `failed` is called once, in the hooks' thread or by `begin_edits`."""
-    failed: Callable[[TrtcError], None]
+    asker: Any
+    """What the answer is for; not sent."""
 
     @property
     def request_id(self) -> str:
@@ -61,6 +59,11 @@ class Edit:
     @property
     def is_wanted(self) -> bool:
         return True
+
+
+Edited = tuple[Edit, LogitsEdit | TrtcError | None]
+"""A call, and its answer."""
+SettleEdits = Callable[[Sequence[Edited]], None]
 
 
 class _Awaited(NamedTuple):
@@ -157,14 +160,18 @@ class HookCalls:
         assert self._answers is not None
         self._answers.post(_settle, ended)
 
-    def begin_edits(self, edits: Sequence[Edit]) -> None:
-        """Call logits_processor for all edits. Thread-safe."""
+    def begin_edits(self, edits: Sequence[Edit], settle: SettleEdits) -> None:
+        """Call logits_processor for all edits. Thread-safe.
+
+        Args:
+            settle: called with some of the edits and their answers, in the hooks' thread or by this
+                method; once for each edit.
+        """
         with self._closing:
             if not self._closed and self._thread is not None:
-                self._thread.loop.call_soon_threadsafe(_add_edits, self._lanes, edits)
+                self._thread.loop.call_soon_threadsafe(_add_edits, self._lanes, edits, settle)
                 return
-        for edit in edits:
-            edit.failed(_ended(_EDITS))
+        settle([(edit, _ended(_EDITS)) for edit in edits])
 
     async def close(self) -> None:
         """End all processes and the thread; calls fail with HookError. Idempotent."""
@@ -177,27 +184,28 @@ class HookCalls:
             await thread.stop()
 
 
-def _add_edits(lanes: Lanes, edits: Sequence[Edit]) -> None:
+def _add_edits(lanes: Lanes, edits: Sequence[Edit], settle: SettleEdits) -> None:
     by_lane: dict[int, deque[Edit]] = defaultdict(deque)
     for edit in edits:
         by_lane[edit.lane].append(edit)
     for lane, waiting in by_lane.items():
-        lanes.add(lane, Calls(_EDITS, waiting, _settle_edits))
+        lanes.add(lane, Calls(_EDITS, waiting, partial(_settle_edits, settle)))
 
 
-def _settle_edits(ended: Sequence[tuple[Edit, Answer]]) -> None:
-    for edit, answer in ended:
-        if answer == _NO_CHANGE:
-            edit.answered(None)
-        elif isinstance(answer, TrtcError):
-            edit.failed(answer)
-        else:
-            try:
-                given = _result(_EDITS, edit.request_id, answer)
-            except TrtcError as error:
-                edit.failed(error)
-            else:
-                edit.answered(given)
+def _settle_edits(settle: SettleEdits, ended: Sequence[tuple[Edit, Answer]]) -> None:
+    settle(
+        [(edit, None if answer == _NO_CHANGE else _edited(edit, answer)) for edit, answer in ended]
+    )
+
+
+def _edited(edit: Edit, answer: Answer) -> LogitsEdit | TrtcError | None:
+    if isinstance(answer, TrtcError):
+        return answer
+    try:
+        given: LogitsEdit | None = _result(_EDITS, edit.request_id, answer)
+    except TrtcError as error:
+        return error
+    return given
 
 
 def _settle(ended: Sequence[tuple[_Awaited, Answer]]) -> None:

@@ -116,6 +116,10 @@ class MaskQuestions(Protocol):
         """
         ...
 
+    def answer_unmasked(self, answered: Iterable[MaskQuestion]) -> None:
+        """Answer some of them, at once: every token may be drawn, without a bias."""
+        ...
+
 
 class MaskAnswerer(Protocol):
     """Answers questions about the sequences of a step together."""

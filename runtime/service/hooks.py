@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 from msgspec.structs import replace
 
-from trtc.protos.errors import HookError, RequestError
+from trtc.protos.errors import HookError, RequestError, TrtcError
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.hooks.calls import Edit, HookCalls
+from trtc.runtime.hooks.calls import Edit, Edited, HookCalls
 from trtc.runtime.hooks.contract import (
     LogitsEdit,
     Message,
@@ -44,7 +44,6 @@ from trtc.runtime.requests.validation import MAX_BIAS
 from trtc.runtime.sampling.masks import pack_mask
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
-_NO_EDIT = TokenEdit()
 
 
 def hooked_opener(opener: Opener, calls: HookCalls) -> Opener:
@@ -192,18 +191,23 @@ class _Answerer:
         edits = []
         for question in questions:
             source = cast(_Edits, question.source)
-            answered = partial(_answer, question, source)
-            ids = question.output_ids
-            edits.append(Edit(source.lane, source.info, ids, answered, question.fail))
-        self.calls.begin_edits(edits)
+            edits.append(Edit(source.lane, source.info, question.output_ids, question))
+        self.calls.begin_edits(edits, partial(_settle, questions))
 
 
-def _answer(question: MaskQuestion, source: _Edits, edit: LogitsEdit | None) -> None:
-    if edit is None:
-        question.answer(_NO_EDIT)
+def _settle(questions: MaskQuestions, ended: Sequence[Edited]) -> None:
+    questions.answer_unmasked([edit.asker for edit, given in ended if given is None])
+    for edit, given in ended:
+        if given is not None:
+            _answer(edit.asker, given)
+
+
+def _answer(question: MaskQuestion, given: LogitsEdit | TrtcError) -> None:
+    if isinstance(given, TrtcError):
+        question.fail(given)
         return
     try:
-        question.answer(source.token_edit(edit))
+        question.answer(cast(_Edits, question.source).token_edit(given))
     except HookError as error:
         question.fail(error)
 

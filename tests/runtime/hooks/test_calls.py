@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.aio import asynchronous
 from trtc.protos.errors import ForbiddenError, HookError, RequestError
-from trtc.runtime.hooks.calls import Edit, HookCalls, _add_edits
+from trtc.runtime.hooks.calls import Edit, Edited, HookCalls, _add_edits
 from trtc.runtime.hooks.child import take_frames
 from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, NewOutput, RequestInfo, Stop
@@ -45,7 +45,7 @@ async def on_output(calls: HookCalls, request_id: str, lane: int = 0) -> Any:
 async def edited(calls: HookCalls, request_ids: Sequence[str], num_output: int = 2) -> list[Any]:
     """What logits_processor gives for each, all asked about at once by another thread."""
     edits, answers = edits_of(request_ids, num_output)
-    await asyncio.to_thread(calls.begin_edits, edits)
+    await asyncio.to_thread(calls.begin_edits, edits, settle)
     return await asyncio.gather(*answers)
 
 
@@ -53,16 +53,17 @@ def edits_of(
     request_ids: Sequence[str], num_output: int = 2
 ) -> tuple[list[Edit], list["asyncio.Future[Any]"]]:
     """Calls of logits_processor, which any thread may answer, and what they are answered."""
-    loop = asyncio.get_running_loop()
-    answers = [loop.create_future() for _ in request_ids]
+    answers = [asyncio.get_running_loop().create_future() for _ in request_ids]
+    edits = [
+        Edit(0, RequestInfo(one, "echo"), [1] * num_output, answer)
+        for one, answer in zip(request_ids, answers, strict=True)
+    ]
+    return edits, answers
 
-    def edit(request_id: str, answer: "asyncio.Future[Any]") -> Edit:
-        def answered(given: object) -> None:
-            loop.call_soon_threadsafe(answer.set_result, given)
 
-        return Edit(0, RequestInfo(request_id, "echo"), [1] * num_output, answered, answered)
-
-    return [edit(*one) for one in zip(request_ids, answers, strict=True)], answers
+def settle(ended: Sequence[Edited]) -> None:
+    for edit, given in ended:
+        edit.asker.get_loop().call_soon_threadsafe(edit.asker.set_result, given)
 
 
 @asynchronous
@@ -143,8 +144,8 @@ async def test_edits_are_answered_while_the_loop_of_the_streams_is_busy() -> Non
     answers: list[Any] = []
     answered = threading.Event()
 
-    def answer(given: Any) -> None:
-        answers.append(given)
+    def note(ended: Sequence[Edited]) -> None:
+        answers.extend(given for _, given in ended)
         if len(answers) == 64:
             answered.set()
 
@@ -152,7 +153,7 @@ async def test_edits_are_answered_while_the_loop_of_the_streams_is_busy() -> Non
         outputs = [asyncio.create_task(on_output(calls, "x")) for _ in range(64)]
         await asyncio.sleep(0)
         info = RequestInfo("x", "echo")
-        calls.begin_edits([Edit(0, info, [1], answer, answer) for _ in range(64)])
+        calls.begin_edits([Edit(0, info, [1], None) for _ in range(64)], note)
         assert answered.wait(30)  # in this loop's thread, which does nothing else meanwhile
         assert answers == [None] * 64
         assert not any(one.done() for one in outputs)
@@ -303,9 +304,9 @@ def test_hooks_that_have_ended_answer_no_edits() -> None:
         await calls.close()
 
     asyncio.run(use())
-    answers: list[Any] = []
-    calls.begin_edits([Edit(0, RequestInfo("x", "echo"), [], answers.append, answers.append)])
-    assert [type(one) for one in answers] == [HookError]
+    answers: list[Edited] = []
+    calls.begin_edits([Edit(0, RequestInfo("x", "echo"), [], None)], answers.extend)
+    assert [type(one) for _, one in answers] == [HookError]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ async def test_calls_that_were_not_sent_are_told_from_those_that_were() -> None:
         edits, answers = edits_of([str(at) for at in range(3)])
 
         def add_and_end() -> None:
-            _add_edits(calls._lanes, edits)
+            _add_edits(calls._lanes, edits, settle)
             lane._replace("ended its process")
 
         assert calls._thread is not None
