@@ -190,11 +190,12 @@ def test_every_frontend_and_dialect_stands_apart_from_the_others(
 
 def test_no_code_compares_an_sm_with_a_number() -> None:
     """plugins/gpu/arch.py has what is known of an SM."""
-    compared = re.compile(r"\bsm\s*(?:[<>]=?|[=!]=|\bin\b)\s*[({[]?\d{2,3}\b")
+    compared = re.compile(r"__CUDA_ARCH__|\bsm\s*(?:[<>]=?|[=!]=|\bin\b)\s*[({[]?\d{2,3}\b")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in tracked_files()
-        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] not in ("tests", "examples")
+        if path.suffix in (".py", ".cu", ".cuh")
+        and path.relative_to(ROOT).parts[0] not in ("tests", "examples")
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if compared.search(line) and path.name != "arch.py"
     ]

@@ -34,6 +34,8 @@ class Arch:
     """Multiplies E2M1 in hardware."""
     has_pdl: bool = False
     """Programmatic dependent launch: a kernel may start before the one before it has ended."""
+    has_bulk_copies: bool = False
+    """Copies and prefetches ranges of memory by one instruction (cp.async.bulk)."""
     has_clusters: bool = False
     """Blocks of a cluster read each other's shared memory."""
     has_wgmma: bool = False
@@ -44,6 +46,15 @@ class Arch:
     @property
     def name(self) -> str:
         return f"sm_{self.sm}"
+
+    @property
+    def macros(self) -> Mapping[str, int]:
+        """Macros of every CUDA C++ kernel: the features that plugins/gpu/ptx.cuh depends on."""
+        return {
+            "HAS_E4M3": int(self.has_e4m3),
+            "HAS_PDL": int(self.has_pdl),
+            "HAS_BULK_COPIES": int(self.has_bulk_copies),
+        }
 
     @property
     def has_large_shared(self) -> bool:
@@ -58,6 +69,7 @@ SM_90 = Arch(
     multiprocessors=132,
     has_e4m3=True,
     has_pdl=True,
+    has_bulk_copies=True,
     has_clusters=True,
     has_wgmma=True,
 )
@@ -82,6 +94,7 @@ _TABLE = (
         has_e4m3=True,
         has_e2m1=True,
         has_pdl=True,
+        has_bulk_copies=True,
         has_clusters=True,
     ),
     Arch(
@@ -92,6 +105,7 @@ _TABLE = (
         has_e4m3=True,
         has_e2m1=True,
         has_pdl=True,
+        has_bulk_copies=True,
         has_clusters=True,
         has_rtx_plans=True,
     ),

@@ -31,14 +31,14 @@ __device__ inline void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
 // Programmatic dependent launch. What kernels before this one wrote may be read after wait(), and
 // every program calls it before it ends: the end of this kernel is then the end of those too.
 __device__ inline void wait_for_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
+#if HAS_PDL
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // The next kernel may start once every program has said this or ended.
 __device__ inline void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
+#if HAS_PDL
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -77,7 +77,7 @@ __device__ inline unsigned long long evict_first() {
 
 // Prefetches bytes, a multiple of 16, to the L2 cache.
 __device__ inline void prefetch_to_l2(const void* global, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
+#if HAS_BULK_COPIES
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 #endif
 }
@@ -206,7 +206,7 @@ __device__ inline unsigned pack_f16(float low, float high) {
 // Four floats to E4M3, saturating, the first in the lowest byte.
 __device__ inline unsigned pack_e4m3(float a, float b, float c, float d) {
   unsigned packed = 0;
-#if __CUDA_ARCH__ >= 890
+#if HAS_E4M3
   asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
       "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
       : "=r"(packed)
@@ -218,7 +218,7 @@ __device__ inline unsigned pack_e4m3(float a, float b, float c, float d) {
 // Four E4M3 values to f16, exactly: the low two and the high two.
 __device__ inline uint2 e4m3_to_f16(unsigned four) {
   uint2 pairs = {0, 0};
-#if __CUDA_ARCH__ >= 890  // builder/targets/gpu refuses E4M3 before that
+#if HAS_E4M3  // without it builder/targets/gpu refuses the kernel
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
       "cvt.rn.f16x2.e4m3x2 %1, high;}"
       : "=r"(pairs.x), "=r"(pairs.y)
@@ -248,7 +248,7 @@ __device__ inline Bf16 round_to<Bf16>(float x) {
 template <>
 __device__ inline E4m3 round_to<E4m3>(float x) {
   unsigned short packed = 0;
-#if __CUDA_ARCH__ >= 890
+#if HAS_E4M3
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(0.f), "f"(x));
 #endif
   return {static_cast<unsigned char>(packed)};
@@ -291,7 +291,7 @@ __device__ inline void multiply_16x8x16<F16>(float (&d)[4], const unsigned (&a)[
 template <>
 __device__ inline void multiply_16x8x16<E4m3>(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                               unsigned b1) {
-#if __CUDA_ARCH__ >= 890
+#if HAS_E4M3
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

@@ -67,11 +67,12 @@ def compile_cuda(source: CudaSource, sm: int) -> CompiledKernel:
     check_types(source.parameters, sm)
     check_nvrtc()
     where = f"{source.file}: {source.entry} for sm_{sm}"
+    macros = {**ARCHS[sm].macros, **source.constants}
     options = [
         f"--gpu-architecture={ARCHS[sm].cubin_target}",
         "--std=c++17",
         "--ptxas-options=--verbose",
-        *(f"--define-macro={name}={value}" for name, value in source.constants.items()),
+        *(f"--define-macro={name}={value}" for name, value in macros.items()),
     ]
     text, cubin, log = _compile(source.file, options, where)
     _check_resources(log, source.shared_bytes, sm, where)
