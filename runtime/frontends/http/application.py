@@ -116,7 +116,7 @@ class Application:
         return [one for number, one in begins if number == most] if most else []
 
     async def _run(self, exchange: Exchange, route: Route) -> None:
-        handler = route.handlers[exchange.method]
+        handler = route.handlers["GET" if exchange.method == "HEAD" else exchange.method]
         try:
             self._check_host(exchange)
             if route.scope is not None:
@@ -172,6 +172,8 @@ def _by_path(routes: Sequence[Route]) -> dict[str, dict[str, Route]]:
         methods = found.setdefault(route.path, {})
         assert not methods.keys() & route.handlers.keys(), f"two routes of {route.path}"
         methods.update(dict.fromkeys(route.handlers, route))
+        if "GET" in route.handlers:
+            methods["HEAD"] = route  # the server leaves the body out
     return found
 
 

@@ -49,7 +49,7 @@ def _probe(path: str, page: Page, scope: Scope | None = None, *, in_thread: bool
         status, content_type, body = await asyncio.to_thread(page) if in_thread else page()
         await exchange.answer(status, body, content_type=content_type)
 
-    return Route(path, {"GET": answer, "HEAD": answer}, refuse_plainly, scope, is_probe=True)
+    return Route(path, {"GET": answer}, refuse_plainly, scope, is_probe=True)
 
 
 def _json(status: HTTPStatus, document: dict[str, object]) -> tuple[HTTPStatus, bytes, bytes]:

@@ -20,7 +20,7 @@ class Route:
     """A path that ends in `/` matches all paths below it that have no route of their own; `/` alone
     matches only itself."""
     handlers: Mapping[str, Handler]
-    """Handlers by method."""
+    """Handlers by method; that of GET answers HEAD too."""
     refuse: Refusal
     """Sends the error response if a handler raises before its response has begun."""
     scope: Scope | None = Scope.INFERENCE

@@ -25,4 +25,4 @@ def page(service: Service) -> Sequence[Route]:
 
 
 def _reading(path: str, handler: Handler, scope: Scope | None = None) -> Route:
-    return Route(path, {"GET": handler, "HEAD": handler}, refuse_plainly, scope, is_probe=True)
+    return Route(path, {"GET": handler}, refuse_plainly, scope, is_probe=True)

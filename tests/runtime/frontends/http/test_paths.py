@@ -1,6 +1,8 @@
 """Paths and methods that no route has: the error is in the words of the protocol whose paths are
 nearest, so that its clients can read it."""
 
+import asyncio
+
 import pytest
 from anthropic import NotFoundError as AnthropicNotFoundError
 from ollama import ResponseError
@@ -68,3 +70,22 @@ async def test_clients_show_what_is_wrong() -> None:
             await anthropic.messages.batches.list()
         with pytest.raises(ResponseError, match=r"^POST /api/embed: there is no such path"):
             await ollama.embed("echo", "a")
+
+
+@asynchronous
+async def test_what_can_be_got_has_a_head() -> None:
+    """Load balancers and monitors ask for it."""
+    async with echo_server(ECHO) as server:
+        for path in ("/v1/models", "/v1/models/echo", "/api/version", "/readyz", "/v2", "/metrics"):
+            answers = []
+            for method in ("GET", "HEAD"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+                head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                writer.write(head.encode())
+                answers.append((await reader.read()).partition(b"\r\n\r\n"))
+                writer.close()
+            (got, _, body), (head_alone, _, nothing) = answers
+            assert got.split(b"\r\n")[0] == head_alone.split(b"\r\n")[0] == b"HTTP/1.1 200 OK", path
+            assert body and not nothing
+        answer = await exchange(server.http_port, post("/v1/models", b"{}"))
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
