@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.triton_kernels import Work, launches_of, programs
+from tests.support.triton_kernels import Work, launches_of, programs, scratch_of
 from trtc.builder.targets.gpu.triton import compile_kernel
-from trtc.plugins.gpu.lowering import Launch
+from trtc.plugins.gpu.lowering import SCRATCH, Launch
 from trtc.plugins.gpu.probe import device_sm
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
@@ -42,7 +42,11 @@ class Gpu:
         return self._run(work, overlaps=False)
 
     def _run(self, work: Work, *, overlaps: bool) -> dict[str, Array]:
-        places = self.upload(work.arrays)
+        scratch = {
+            SCRATCH + name: np.full(num_bytes, 0xFF, np.uint8)
+            for name, num_bytes in scratch_of(work).items()
+        }
+        places = self.upload({**work.arrays, **scratch})
         for launch in launches_of(work):
             arguments = [places[name] for name in launch.arguments]
             self.launch(launch, work.bucket, arguments, overlaps=overlaps)
