@@ -107,7 +107,7 @@ def _readers(spec: DecoderSpec, index: int) -> tuple[int, ...]:
 
 
 def _token_entry(
-    index: int, mixer: MixerSpec, dtype: KvDType
+    index: int, mixer: MixerSpec | None, dtype: KvDType
 ) -> tuple[tuple[Entry, int | None], ...]:
     """What a layer keeps of each token, and for how many tokens; (): nothing of its own."""
     if isinstance(mixer, AttentionSpec):
@@ -131,8 +131,8 @@ def _states(spec: DecoderSpec, dtype: KvDType) -> tuple[Group, ...]:
     return (Group(kind=State(), entries=entries),) if entries else ()
 
 
-def _state_entries(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, ...]:
-    """Of one layer; none if it attends."""
+def _state_entries(index: int, mixer: MixerSpec | None, dtype: KvDType) -> tuple[Entry, ...]:
+    """Of one layer; none if it keeps no state."""
     if isinstance(mixer, ShortConvSpec):
         num_columns, width = mixer.taps - 1, mixer.channels
         return (convolution_entry(index, num_columns=num_columns, width=width, dtype=dtype),)

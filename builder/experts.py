@@ -39,7 +39,8 @@ def expert_weights(
     dtype: str,
     reader: TensorReader,
 ) -> ExpertWeights:
-    """Stack gate and up as [E, 2I, H] and down as [E, H, I], with their scales.
+    """Stack gate and up as [E, 2I, H], or up alone as [E, I, H], and down as [E, H, I], with their
+    scales.
 
     4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
 
@@ -52,12 +53,11 @@ def expert_weights(
         found = linear_weights(linear, quantized, dtype, reader)
         return _as_e4m3(found, dtype) if found.format == "i4_f8" else found
 
-    gates = [weights(expert.gated) for expert in mlp.experts]
-    ups = [weights(expert.up) for expert in mlp.experts]
+    before = [tuple(map(weights, expert.linears[:-1])) for expert in mlp.experts]
     downs = [weights(expert.down) for expert in mlp.experts]
-    first = gates[0]
-    _check_uniform(mlp, [*gates, *ups, *downs])
-    gate_up = _Stacked(tuple(zip(gates, ups, strict=True)))
+    first = downs[0]
+    _check_uniform(mlp, [*(one for parts in before for one in parts), *downs])
+    gate_up = _Stacked(tuple(before))
     down = _Stacked(tuple((one,) for one in downs))
     return ExpertWeights(
         inputs={
@@ -90,7 +90,7 @@ def choice_bias(router: RouterSpec) -> Tensor | None:
 
 
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
-    name = mlp.experts[0].gated.name
+    name = mlp.experts[0].linears[0].name
     if any(linear.scale_2 is not None for linear in linears):
         raise UnsupportedError(
             "routed experts cannot have FP4 weights",

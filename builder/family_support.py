@@ -45,6 +45,8 @@ EXAMPLE: Mapping[str, Any] = {
     "moe_k": 2,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 256,
+    "mamba_num_heads": 8,
     "full_attn_idxs": [2, 5],
     "hidden_size_per_layer_input": 0,
 }

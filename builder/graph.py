@@ -32,6 +32,7 @@ from trtc.builder.spec import (
     LayerSpec,
     LinearSpec,
     Mamba2Spec,
+    MixerSpec,
     MoeMlpSpec,
     NormSpec,
     QueryScale,
@@ -208,34 +209,22 @@ class _SourceGraph:
         steps: _StepInputs,
     ) -> tuple[Value, Sequence[Value]]:
         """What it gives, and its part of the cache as it leaves it: one pool, two states, or
-        nothing where it reads another layer's."""
-        site = f"layers.{index}"
-        normed = self._optional_norm(f"{site}.attention_norm", layer.attention_norm, hidden)
-        if isinstance(layer.mixer, ShortConvSpec):
-            name = "conv"
-            mixed, *written = self._short_conv(index, layer.mixer, normed, pools[0], steps)
-        elif isinstance(layer.mixer, GatedDeltaSpec):
-            name = "delta"
-            mixed, *written = self._gated_delta(index, layer.mixer, normed, pools, steps)
-        elif isinstance(layer.mixer, Mamba2Spec):
-            name = "mamba"
-            mixed, *written = self._mamba2(index, layer.mixer, normed, pools, steps)
-        elif isinstance(layer.mixer, LatentAttentionSpec):
-            name = "attention"
-            mixed, *written = self._latent_attention(index, layer.mixer, normed, pools[0], steps)
-        else:
-            name = "attention"
-            mixed, *written = self._attention(index, layer.mixer, normed, pools, positions, steps)
-        mixed = self._optional_norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
-        hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
-        if not layer.parallel:
-            normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
-        if isinstance(layer.mlp, MoeMlpSpec):
-            mixed = self._moe(f"{site}.mlp", layer.mlp, normed)
-        else:
-            mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
-        mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
-        hidden = self._add(f"{site}.mlp.residual", hidden, mixed)
+        nothing."""
+        site, normed = f"layers.{index}", hidden
+        written: Sequence[Value] = ()
+        if layer.mixer is not None:
+            normed = self._optional_norm(f"{site}.attention_norm", layer.attention_norm, hidden)
+            name, mixed, written = self._mixer(index, layer.mixer, normed, pools, positions, steps)
+            mixed = self._optional_norm(
+                f"{site}.attention_post_norm", layer.attention_post_norm, mixed
+            )
+            hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
+        if layer.mlp is not None:
+            if not layer.parallel:
+                normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
+            mixed = self._mlp_of_layer(f"{site}.mlp", layer.mlp, normed)
+            mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
+            hidden = self._add(f"{site}.mlp.residual", hidden, mixed)
         if layer.input is not None:
             hidden = self._with_input(site, layer.input, hidden, self._inputs[index])
         if layer.scalar is not None:
@@ -277,6 +266,32 @@ class _SourceGraph:
         product = self._mul(f"{site}.product", active, given)
         projected = self._linear(f"{site}.projection", spec.projection, product)
         return self._add(f"{site}.residual", x, self._norm(f"{site}.norm", spec.norm, projected))
+
+    def _mixer(
+        self,
+        index: int,
+        mixer: MixerSpec,
+        x: Value,
+        pools: Sequence[Value],
+        positions: Value,
+        steps: _StepInputs,
+    ) -> tuple[str, Value, Sequence[Value]]:
+        """Its name in sites, what it gives, and its part of the cache."""
+        name = "attention"
+        if isinstance(mixer, ShortConvSpec):
+            name = "conv"
+            mixed, *written = self._short_conv(index, mixer, x, pools[0], steps)
+        elif isinstance(mixer, GatedDeltaSpec):
+            name = "delta"
+            mixed, *written = self._gated_delta(index, mixer, x, pools, steps)
+        elif isinstance(mixer, Mamba2Spec):
+            name = "mamba"
+            mixed, *written = self._mamba2(index, mixer, x, pools, steps)
+        elif isinstance(mixer, LatentAttentionSpec):
+            mixed, *written = self._latent_attention(index, mixer, x, pools[0], steps)
+        else:
+            mixed, *written = self._attention(index, mixer, x, pools, positions, steps)
+        return name, mixed, written
 
     def _attention(
         self,
@@ -665,6 +680,9 @@ class _SourceGraph:
             )
         return self._ropes[rope]
 
+    def _mlp_of_layer(self, site: str, mlp: DenseMlpSpec | MoeMlpSpec, x: Value) -> Value:
+        return self._moe(site, mlp, x) if isinstance(mlp, MoeMlpSpec) else self._mlp(site, mlp, x)
+
     def _mlp(self, site: str, mlp: DenseMlpSpec, x: Value) -> Value:
         if mlp.gate is None:
             up = self._linear(f"{site}.up", mlp.up, x)
@@ -685,7 +703,8 @@ class _SourceGraph:
 
     def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
         wide = self._cast(f"{site}.router.f32", x, "f32")
-        routed = self._experts(site, mlp, x, self._exact(f"{site}.router", mlp.router.linear, wide))
+        logits = self._exact(f"{site}.router", mlp.router.linear, wide)
+        routed = self._routed(site, mlp, x, logits)
         if mlp.shared is None:
             return routed
         shared = self._mlp(f"{site}.shared", mlp.shared, x)
@@ -706,6 +725,14 @@ class _SourceGraph:
             return logits
         return self._add(f"{site}.bias", logits, self._widened(f"{site}.bias", weights.bias))
 
+    def _routed(self, site: str, mlp: MoeMlpSpec, x: Value, logits: Value) -> Value:
+        if mlp.latent is None:
+            return self._experts(site, mlp, x, logits)
+        into, out_of = mlp.latent
+        latent = self._linear(f"{site}.latent_in", into, x)
+        found = self._experts(site, mlp, latent, logits)
+        return self._linear(f"{site}.latent_out", out_of, found)
+
     def _experts(self, site: str, mlp: MoeMlpSpec, x: Value, logits: Value) -> Value:
         experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
         router = mlp.router
@@ -723,6 +750,7 @@ class _SourceGraph:
             x.shape,
             domain=TRTC_DOMAIN,
             I=mlp.experts[0].up.out_features,
+            parts=1 if mlp.experts[0].gate is None else 2,
             top_k=router.top_k,
             score=router.score,
             num_groups=router.num_groups,

@@ -60,7 +60,7 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.channels, "the convolutions' channels"
         elif isinstance(layer.mixer, GatedDeltaSpec):
             yield layer.mixer.num_key_heads, "the number of key heads"
-        else:
+        elif layer.mixer is not None:
             yield layer.mixer.num_heads, "the number of heads"
         if isinstance(layer.mixer, AttentionSpec):
             yield layer.mixer.num_kv_heads, "the number of KV heads"
@@ -72,7 +72,7 @@ def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:
     """Linears whose input channels are shared: those after attention or a convolution, and inside
     an MLP."""
     for layer in spec.layers:
-        yield layer.mixer_linears[-1]
+        yield from layer.mixer_linears[-1:]
         yield from (mlp.down for mlp in layer.mlps)
 
 

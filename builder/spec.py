@@ -366,12 +366,6 @@ class DenseMlpSpec:
     up_offset: float = 0.0
 
     @property
-    def gated(self) -> LinearSpec:
-        """The gate of an MLP that has one, as experts do."""
-        assert self.gate is not None, f"{self.up.name} has no gate"
-        return self.gate
-
-    @property
     def linears(self) -> tuple[LinearSpec, ...]:
         """In the order of use."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
@@ -430,6 +424,14 @@ class MoeMlpSpec:
     """Several shared experts are one MLP as wide as all of them."""
     shared_gate: LinearSpec | None = None
     """[1, H]: sigmoid(x @ shared_gate.T) multiplies what `shared` gives (Qwen2-MoE)."""
+    latent: tuple[LinearSpec, LinearSpec] | None = None
+    """[L, H] and [H, L]: before and after the routed experts, which then read and give L values of
+    a row (Nemotron-3 Super)."""
+
+    @property
+    def latent_linears(self) -> tuple[LinearSpec, ...]:
+        """In the order of use."""
+        return self.latent or ()
 
     @property
     def routers(self) -> tuple[LinearSpec, ...]:
@@ -470,15 +472,16 @@ class LayerInputsSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """x += post(mixer(pre(x))); x += post(mlp(pre(x))), where every norm is optional.
+    """x += post(mixer(pre(x))); x += post(mlp(pre(x))), where every norm is optional, and so is one
+    of the two parts (Nemotron-H).
 
     Norms before: Llama. After: OLMo 2. Both: Gemma 2, GLM-4.
     Parallel (Cohere): x += post(mixer(pre(x))) + post(mlp(pre(x))), with the mixer's norm for both.
     Then what `input` says, then x *= scalar (Gemma 4).
     """
 
-    mixer: MixerSpec
-    mlp: DenseMlpSpec | MoeMlpSpec
+    mixer: MixerSpec | None
+    mlp: DenseMlpSpec | MoeMlpSpec | None
     attention_norm: NormSpec | None = None
     mlp_norm: NormSpec | None = None
     attention_post_norm: NormSpec | None = None
@@ -498,6 +501,8 @@ class LayerSpec:
     @property
     def mlps(self) -> tuple[DenseMlpSpec, ...]:
         """Routed experts first."""
+        if self.mlp is None:
+            return ()
         if isinstance(self.mlp, DenseMlpSpec):
             return (self.mlp,)
         return (*self.mlp.experts, *(() if self.mlp.shared is None else (self.mlp.shared,)))
@@ -506,6 +511,8 @@ class LayerSpec:
     def mixer_linears(self) -> tuple[LinearSpec, ...]:
         """In the order of use."""
         mixer = self.mixer
+        if mixer is None:
+            return ()
         if isinstance(mixer, ShortConvSpec):
             return (mixer.in_proj, mixer.out_proj)
         if isinstance(mixer, LatentAttentionSpec):
@@ -590,6 +597,8 @@ class DecoderSpec:
         found: list[LinearSpec] = []
         for layer in self.layers:
             found += layer.mixer_linears
+            if isinstance(layer.mlp, MoeMlpSpec):
+                found += layer.mlp.latent_linears
             for mlp in layer.mlps:
                 found += mlp.linears
             if layer.input is not None:

@@ -13,11 +13,12 @@ from torch import nn
 
 from trtc.protos.errors import UnsupportedError
 
-_LINEAR_NAMES: Mapping[str, tuple[str, str, str]] = {
+_LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
     "MixtralExperts": ("w1", "w3", "w2"),
+    "NemotronHExperts": ("up_proj", "down_proj"),
 }
-"""Gate, up and down as the hub's checkpoints name them, by Transformers' class."""
+"""Gate, if there is one, up and down as the hub's checkpoints name them, by Transformers' class."""
 
 STARVED_TOKENS = 64
 """An expert that calibration routes fewer tokens to has no statistics of its own."""
@@ -25,18 +26,21 @@ STARVED_TOKENS = 64
 
 class _Expert(nn.Module):
     def __init__(
-        self, names: tuple[str, str, str], gate_up: torch.Tensor, down: torch.Tensor, act: nn.Module
+        self, names: tuple[str, ...], gate_up: torch.Tensor, down: torch.Tensor, act: nn.Module
     ) -> None:
         super().__init__()
         self._names = names
         self.act_fn = act
-        gate, up = gate_up.chunk(2, dim=0)
-        for name, weight in zip(names, (gate, up, down), strict=True):
+        before = gate_up.chunk(len(names) - 1, dim=0)
+        for name, weight in zip(names, (*before, down), strict=True):
             self.add_module(name, _linear(weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up, down = (self.get_submodule(name) for name in self._names)
-        return cast(torch.Tensor, down(self.act_fn(gate(x)) * up(x)))
+        first, *others, down = (self.get_submodule(name) for name in self._names)
+        inner = self.act_fn(first(x))
+        for up in others:
+            inner = inner * up(x)
+        return cast(torch.Tensor, down(inner))
 
 
 class SeparateExperts(nn.Module):
@@ -51,8 +55,9 @@ class SeparateExperts(nn.Module):
     activation statistics; that output is dropped.
     """
 
-    def __init__(self, fused: nn.Module, names: tuple[str, str, str]) -> None:
-        gate_up = cast(torch.Tensor, fused.gate_up_proj).detach()
+    def __init__(self, fused: nn.Module, names: tuple[str, ...]) -> None:
+        fused_name = "gate_up_proj" if len(names) == 3 else "up_proj"
+        gate_up = cast(torch.Tensor, getattr(fused, fused_name)).detach()
         down = cast(torch.Tensor, fused.down_proj).detach()
         act = cast(nn.Module, fused.act_fn)
         super().__init__()

@@ -133,7 +133,8 @@ def _keep_pre_scale(spec: DecoderSpec, scheme: Scheme) -> set[str]:
         return {linear.name for linear in spec.linears}
     kept: set[str] = set()
     for layer in spec.layers:
-        kept |= {layer.mixer_linears[-1].name, *(mlp.down.name for mlp in layer.mlps)}
+        kept |= {one.name for one in layer.mixer_linears[-1:]}
+        kept |= {mlp.down.name for mlp in layer.mlps}
     return kept
 
 

@@ -23,7 +23,7 @@ from trtc.protos.errors import CheckpointError
 from trtc.quant.scheme import CheckpointQuantization
 
 Shape = tuple[int, ...]
-_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "backbone.")
 """What the names of a text model's tensors begin with."""
 _HEADS = ("lm_head", "language_model.lm_head")
 """Where the lm_head of a text model is, alone and inside a model of several parts."""
@@ -145,8 +145,9 @@ def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     """Routed experts lie in tensors of their own, or all of a layer's in two: as the checkpoint has
     them.
 
-    Two tensors are `experts.gate_up_proj` [E, 2 * I, H], the gate's rows first, and
-    `experts.down_proj` [E, H, I], as newer Transformers and Qwen3.5 save them.
+    Two tensors are `experts.gate_up_proj` [E, 2 * I, H], the gate's rows first, or without a gate
+    `experts.up_proj` [E, I, H], and `experts.down_proj` [E, H, I], as newer Transformers and
+    Qwen3.5 save them.
     """
     layers = (
         dataclasses.replace(layer, mlp=_settled_experts(layer.mlp, reader))
@@ -157,7 +158,7 @@ def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     return dataclasses.replace(spec, layers=tuple(layers))
 
 
-_FUSED, _DOWN = "gate_up_proj", "down_proj"
+_FUSED, _UP, _DOWN = "gate_up_proj", "up_proj", "down_proj"
 
 
 def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:
@@ -165,18 +166,21 @@ def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:
     prefix = first.down.name.removesuffix(f".0.{_DOWN}")
     if prefix == first.down.name or first.down.weight_name in reader:
         return mlp
-    if f"{prefix}.{_FUSED}" not in reader:
+    fused = f"{prefix}.{_UP if first.gate is None else _FUSED}"
+    if fused not in reader:
         return mlp
     number, width, hidden = len(mlp.experts), first.up.out_features, first.up.in_features
 
+    def part(index: int, first: int, rows: int) -> LinearSpec:
+        of = OfExperts(index, number, rows, first=first)
+        return LinearSpec(fused, hidden, width, of_experts=of)
+
     def settled(index: int, expert: DenseMlpSpec) -> DenseMlpSpec:
-        gates = OfExperts(index, number, 2 * width)
-        gate, up = (
-            LinearSpec(f"{prefix}.{_FUSED}", hidden, width, of_experts=one)
-            for one in (gates, dataclasses.replace(gates, first=width))
-        )
         downs = OfExperts(index, number, hidden)
         down = LinearSpec(f"{prefix}.{_DOWN}", width, hidden, of_experts=downs)
+        if expert.gate is None:
+            return dataclasses.replace(expert, up=part(index, 0, width), down=down)
+        gate, up = part(index, 0, 2 * width), part(index, width, 2 * width)
         return dataclasses.replace(expert, gate=gate, up=up, down=down)
 
     experts = (settled(index, expert) for index, expert in enumerate(mlp.experts))
@@ -191,8 +195,10 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in rows)
 
 
-def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
+def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec | None) -> None:
     """Tensors that are not those of linears that schemes quantise."""
+    if mixer is None:
+        return
     if isinstance(mixer, AttentionSpec):
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)

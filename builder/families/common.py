@@ -114,8 +114,9 @@ def attention(
     qk_norm: QkNorm | None = None,
     interleaved: bool = False,
     window: int | None = None,
+    name: str = "self_attn",
 ) -> AttentionSpec:
-    """Separate q, k, v and o projections under `<layer>.self_attn`.
+    """Separate q, k, v and o projections under `<layer>.<name>`.
 
     Args:
         interleaved: the rotary embedding turns neighbours: see `Interleaved`.
@@ -123,7 +124,7 @@ def attention(
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     hidden = config.integer("hidden_size")
-    prefix = f"{layer}.self_attn"
+    prefix = f"{layer}.{name}"
     pairs = Interleaved(dim, rope.rotary_dim) if interleaved and rope is not NO_ROPE else None
     return AttentionSpec(
         num_heads=heads,

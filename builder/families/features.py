@@ -47,7 +47,12 @@ FEATURES: Mapping[str, _Test] = {
     "LayerNorm": _any_norm(lambda norm: norm.centered),
     "norm weights plus 1": _any_norm(lambda norm: norm.unit_offset),
     "norms after": _any_layer(lambda layer: layer.attention_post_norm is not None),
-    "no norms before": _any_layer(lambda layer: layer.attention_norm is None),
+    "no norms before": _any_layer(
+        lambda layer: layer.mixer is not None and layer.attention_norm is None
+    ),
+    "mixers and MLPs in layers of their own": _any_layer(
+        lambda layer: layer.mixer is None or layer.mlp is None
+    ),
     "parallel residual": _any_layer(lambda layer: layer.parallel),
     "q and k norms by head": _any_attention(
         lambda one: one.q_norm is not None and one.qk_norm == "head"
@@ -79,6 +84,8 @@ FEATURES: Mapping[str, _Test] = {
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),
     "routed experts": _any_mixture(lambda mlp: True),
+    "experts without gate": _any_mixture(lambda mlp: mlp.experts[0].gate is None),
+    "latent experts": _any_mixture(lambda mlp: mlp.latent is not None),
     "clamped experts": _any_mixture(lambda mlp: mlp.experts[0].limit is not None),
     "sigmoid router": _any_mixture(lambda mlp: mlp.router.score == "sigmoid"),
     "experts chosen with a bias": _any_mixture(lambda mlp: mlp.router.choice_bias is not None),

@@ -27,7 +27,7 @@ def with_multipliers(config: Config, spec: DecoderSpec) -> DecoderSpec:
     def norm(spec: NormSpec | None) -> NormSpec | None:
         return spec and dataclasses.replace(spec, eps=spec.eps / residual**2)
 
-    def mixer(spec: MixerSpec) -> MixerSpec:
+    def mixer(spec: MixerSpec | None) -> MixerSpec | None:
         if isinstance(spec, AttentionSpec):
             return dataclasses.replace(spec, scale=scale)
         return spec

@@ -30,6 +30,7 @@ from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mistral4 import mistral3, mistral4
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
+from trtc.builder.families.nemotron_h import nemotron_h
 from trtc.builder.families.olmo2 import olmo2, olmo3
 from trtc.builder.families.olmoe import olmoe
 from trtc.builder.families.own import Family
@@ -98,6 +99,7 @@ FAMILIES: Mapping[str, Family] = {
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,
     "NemotronForCausalLM": nemotron,
+    "NemotronHForCausalLM": nemotron_h,
     "ArceeForCausalLM": arcee,
 }
 
@@ -170,7 +172,7 @@ def checkpoint_spec(
 
 def _check_experts(config: Config) -> None:
     """Each field's bound leaves room for more linears than can be listed."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", 1)
     for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         experts = config.integer(key, 0, least=0)
         if layers * experts > MAX_EXPERTS_OF_ALL_LAYERS:

@@ -119,7 +119,10 @@ class _Check:
     def layer(self, place: str, layer: LayerSpec, hidden: int) -> None:
         if layer.parallel and layer.mlp_norm is not None:
             self.fail(f"{place}.mlp_norm", "is given, and a parallel layer has the mixer's norm")
-        if isinstance(layer.mixer, AttentionSpec):
+        if layer.mixer is None:
+            if layer.mlp is None or layer.parallel:
+                self.fail(f"{place}.mixer", "is None, and a layer has a mixer, an MLP or both")
+        elif isinstance(layer.mixer, AttentionSpec):
             self.attention(f"{place}.mixer", layer.mixer, hidden)
         elif isinstance(layer.mixer, LatentAttentionSpec):
             self.latent_attention(f"{place}.mixer", layer.mixer, hidden)
@@ -131,7 +134,7 @@ class _Check:
             self.convolution(f"{place}.mixer", layer.mixer, hidden)
         if isinstance(layer.mlp, DenseMlpSpec):
             self.mlp(f"{place}.mlp", layer.mlp, hidden)
-        else:
+        elif layer.mlp is not None:
             self.experts(f"{place}.mlp", layer.mlp, hidden)
 
     def attention(self, place: str, spec: AttentionSpec, hidden: int) -> None:
@@ -307,12 +310,18 @@ class _Check:
             if mlp.shared is None:
                 self.fail(f"{place}.shared_gate", "is given, and there is no shared expert")
             self.linear(f"{place}.shared_gate", mlp.shared_gate, hidden, 1)
-        width = mlp.experts[0].up.out_features
+        width, inner = mlp.experts[0].up.out_features, hidden
+        if mlp.latent is not None:
+            inner = mlp.latent[0].out_features
+            self.linear(f"{place}.latent[0]", mlp.latent[0], hidden, inner)
+            self.linear(f"{place}.latent[1]", mlp.latent[1], inner, hidden)
         for index, expert in enumerate(mlp.experts):
             where = f"{place}.experts[{index}]"
-            if expert.gate is None:
-                self.fail(f"{where}.gate", "is None, and routed experts are gated")
-            self.mlp(where, expert, hidden, routed=True)
+            if (expert.gate is None) != (mlp.experts[0].gate is None):
+                self.fail(f"{where}.gate", "is given for some experts of the layer only")
+            if expert.gate is None and (expert.limit is not None or expert.up_offset):
+                self.fail(f"{where}.limit", "and up_offset are for experts with a gate")
+            self.mlp(where, expert, inner, routed=True)
             self.same(f"{where}.up.out_features", expert.up.out_features, width, "experts[0]")
 
     def of_experts(self, place: str, part: OfExperts, out_features: int) -> None:

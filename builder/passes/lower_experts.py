@@ -36,11 +36,17 @@ def lower_experts(rewriter: Rewriter) -> bool:
 
 
 def _check_experts(node: Node) -> None:
-    """Refuse experts as of gpt-oss.
+    """Refuse experts as of gpt-oss and Nemotron-3.
 
     Raises:
-        UnsupportedError: they have biases, or are clamped or shifted.
+        UnsupportedError: they have biases, are clamped or shifted, or have no gate.
     """
+    if node.attrs.get("parts") == 1:
+        raise UnsupportedError(
+            "has experts without a gate, which trtc does not lower for TensorRT",
+            field=node.name,
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
     biases = (input_of(node, name) for name in ("gate_up_bias", "down_bias"))
     shaped = node.attrs.get("limit") or node.attrs.get("up_offset")
     if shaped or any(bias is not None for bias in biases):

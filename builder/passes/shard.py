@@ -134,7 +134,7 @@ class _Walk:
         self._whole(node)
         width = node.attrs["I"]
         for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
-            self._cut(node, name, 1, (width, width))
+            self._cut(node, name, 1, (width,) * node.attrs.get("parts", 2))
         for name in ("down", "down_scale", "down_zero"):
             self._cut(node, name, 2, (width,))
         self._cut(node, "down_pre_scale", 1, (width,))

@@ -41,13 +41,23 @@ def row_and_columns(COLUMNS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.const
 
 
 @triton.jit
-def activated(gate, GELU_TANH: tl.constexpr, QUICK_GELU: tl.constexpr = False):
-    """silu(gate), or gelu in its tanh form or as gate * sigmoid(1.702 gate)."""
-    exponent = 1.702 * gate if QUICK_GELU else gate
-    if GELU_TANH:
-        # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
-        exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-exponent))
+def activated(
+    gate,
+    GELU_TANH: tl.constexpr,
+    QUICK_GELU: tl.constexpr = False,
+    RELU2: tl.constexpr = False,
+):
+    """silu(gate), or gelu in its tanh form or as gate * sigmoid(1.702 gate), or relu(gate)^2."""
+    if RELU2:
+        positive = tl.maximum(gate, 0.0)
+        result = positive * positive
+    else:
+        exponent = 1.702 * gate if QUICK_GELU else gate
+        if GELU_TANH:
+            # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
+            exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        result = gate / (1.0 + tl.exp(-exponent))
+    return result
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-// out = sum over a row's experts of weight * down(activation(gate) * up),
-//       + sigmoid(shared_gate) * shared + residual.
+// out = sum over a row's experts of weight * down(activation(gate) * up), or of weight *
+//       down(activation(up)), + sigmoid(shared_gate) * shared + residual.
 //
 // Rows are grouped by expert, so that each expert's weights are read once for all its rows:
 // route, group, pack, gate_up, activate and pack, down, combine. A row's experts are added up in
@@ -86,7 +86,7 @@ struct Half {
 };
 
 template <class C>
-using GateUp = Half<C, C::H, 2 * C::I, typename C::gate_up_zero_t, typename C::gate_up_scale_t,
+using GateUp = Half<C, C::H, C::parts * C::I, typename C::gate_up_zero_t, typename C::gate_up_scale_t,
                     typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t, typename C::gate_up_bias_t>;
 template <class C>
 using Down = Half<C, C::I, C::H, typename C::down_zero_t, typename C::down_scale_t, typename C::down_input_scale_t,
@@ -124,7 +124,7 @@ struct Scratch {
     jobs = carver_.take<Job>(C::E < pairs ? C::E : pairs);
     const std::int64_t padded = padded_pairs(pairs);
     x = gemm::carve_rows<P1>(carver_, padded, C::H);
-    gate_up = carver_.take<T>(pairs * 2 * C::I);
+    gate_up = carver_.take<T>(pairs * C::parts * C::I);
     h = gemm::carve_rows<P2>(carver_, padded, C::I);
     y = carver_.take<float>(pairs * C::H);
     shared_bytes_ = carver_.bytes();
@@ -147,7 +147,7 @@ struct Scratch {
   std::int32_t* starts;  // [E + 1], where an expert's pairs start
   Job* jobs;
   gemm::PackedRows x;
-  T* gate_up;            // [pairs][2 I], grouped
+  T* gate_up;            // [pairs][parts * I], grouped
   gemm::PackedRows h;
   float* y;              // [pairs][H], by pair
 
@@ -242,15 +242,20 @@ Floats gated(Floats gate, Floats up) {
   return rounded<typename C::x_t>(activated<C::activation>(gate)) * up;
 }
 
-// activation(gate) * up of every row of a job, packed for down.
+// activation(gate) * up of every row of a job, or activation(up), packed for down.
 template <class C>
 void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const typename Scratch<C>::Thread& own) {
   using T = typename C::x_t;
   const auto rounding = half.rounding(job.expert);
   const auto row_of = [&](std::int64_t i) {
-    const T* gate = s.gate_up + (job.first + i) * 2 * C::I;
+    const T* gate = s.gate_up + (job.first + i) * C::parts * C::I;
     for_vectors(C::I, [&](std::int64_t k, auto n) {
-      rounding.store(own.row + k, k, gated<C>(load(gate + k, n), load(gate + C::I + k, n)), n);
+      const Floats first = load(gate + k, n);
+      if constexpr (C::parts == 1) {
+        rounding.store(own.row + k, k, activated<C::activation>(first), n);
+      } else {
+        rounding.store(own.row + k, k, gated<C>(first, load(gate + C::I + k, n)), n);
+      }
     });
     return own.row;
   };
@@ -296,11 +301,11 @@ void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_
   ctx.threads.for_each(jobs, [&](std::int64_t j, int thread) {
     pack_inputs<C>(s, a, gate_up, first_row, s.jobs[j], s.thread(thread));
   });
-  for_panels<C>(ctx, s, jobs, 2 * C::I, [&](const Job& job, std::int64_t begin, std::int64_t end, int thread) {
+  for_panels<C>(ctx, s, jobs, C::parts * C::I, [&](const Job& job, std::int64_t begin, std::int64_t end, int thread) {
     gemm::multiply_panels<typename GateUp<C>::P>(
         job.x, gate_up.weights(job.expert), begin, end, s.thread(thread).gate_up,
         [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
-          auto* out = s.gate_up + (job.first + row) * 2 * C::I + column;
+          auto* out = s.gate_up + (job.first + row) * C::parts * C::I + column;
           for_vectors(columns, [&](std::int64_t i, auto n) {
             store(out + i, gate_up.scaled(job.expert, column + i, sums + i, n), n);
           });

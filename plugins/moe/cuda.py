@@ -3,8 +3,8 @@
     route     a program a pair of a row and one of its experts: which expert, with what share of the
               result, and the row as that expert multiplies it (scaled and quantised)
     gather    a program an expert: the pairs that chose it, in order
-    gate_up   a program a block of an expert's pairs and some columns: both products,
-              activation(gate) * up, scaled and quantised for down
+    gate_up   a program a block of an expert's pairs and some columns: both products, or up's,
+              activation(gate) * up or activation(up), scaled and quantised for down
     down      the same for the last product
     combine   a program some columns of a row: its experts' results in the order of their ranks,
               a shared expert's and the residual
@@ -42,7 +42,7 @@ class Tile:
 
     block_m: int
     gate_columns: int
-    """Of gate, and as many of up."""
+    """Of gate, and as many of up; twice as many of up alone."""
     down_columns: int
     depth_bytes: int
     """Of a row of x; groups of channels may be shorter."""
@@ -205,6 +205,8 @@ class _Call:
 
     def gate_up(self) -> Launch:
         inner, hidden = self.site.axes["I"], self.site.axes["H"]
+        parts = int(self.site.attributes["parts"])
+        columns = 2 * self.tile.gate_columns // parts
         return self._launch(
             gate_up,
             {
@@ -213,14 +215,16 @@ class _Call:
                 "DEPTH": hidden,
                 "COLUMNS": inner,
                 "GIVEN_STRIDE": hidden if self.is_rewritten else self.site.strides["x"],
+                "PARTS": parts,
                 "THROUGH_BF16": self.site.dtypes["x"] == "bf16",
                 "GELU_TANH": self.site.attributes["activation"] == "gelu_tanh",
                 "QUICK_GELU": self.site.attributes["activation"] == "quick_gelu",
+                "RELU2": self.site.attributes["activation"] == "relu2",
                 "LIMIT": float(self.site.attributes["limit"]),
                 "UP_OFFSET": float(self.site.attributes["up_offset"]),
-                "BLOCK_N": self.tile.gate_columns,
+                "BLOCK_N": columns,
             },
-            self._blocks(triton.cdiv(inner, self.tile.gate_columns)),
+            self._blocks(triton.cdiv(inner, columns)),
             num_warps=self.tile.num_warps,
             renamed={} if self.is_rewritten else {"given": "x"},
         )

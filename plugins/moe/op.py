@@ -14,20 +14,20 @@ MOE = FusedOp(
     inputs=(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
-        # Gate rows before up rows. In layouts packed and compact: the experts' bytes one after
-        # another; in layout tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py
-        # says.
-        Parameter("gate_up", ("E", "2*I", "H"), _WEIGHTS, role="weight"),
+        # Gate rows before up rows, or up rows alone. In layouts packed and compact: the experts'
+        # bytes one after another; in layout tiles (4-bit) the weights, scales and zeros of each as
+        # plugins/tiles.py says.
+        Parameter("gate_up", ("E", "parts*I", "H"), _WEIGHTS, role="weight"),
         Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
-        Parameter("gate_up_scale", ("E", "2*I", "GH"), _SCALES, role="weight", optional=True),
+        Parameter("gate_up_scale", ("E", "parts*I", "GH"), _SCALES, role="weight", optional=True),
         Parameter("down_scale", ("E", "H", "GI"), _SCALES, role="weight", optional=True),
-        Parameter("gate_up_zero", ("E", "2*I", "GH"), ("u8",), role="weight", optional=True),
+        Parameter("gate_up_zero", ("E", "parts*I", "GH"), ("u8",), role="weight", optional=True),
         Parameter("down_zero", ("E", "H", "GI"), ("u8",), role="weight", optional=True),
         Parameter("gate_up_input_scale", ("E",), ("f32",), role="weight", optional=True),
         Parameter("down_input_scale", ("E",), ("f32",), role="weight", optional=True),
         Parameter("gate_up_pre_scale", ("E", "H"), ("f32",), role="weight", optional=True),
         Parameter("down_pre_scale", ("E", "I"), ("f32",), role="weight", optional=True),
-        Parameter("gate_up_bias", ("E", "2*I"), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_bias", ("E", "parts*I"), ("f32",), role="weight", optional=True),
         Parameter("down_bias", ("E", "H"), ("f32",), role="weight", optional=True),
         Parameter("residual", ("M", "H"), ("f32", "bf16"), optional=True),
         Parameter("choice_bias", ("E",), ("f32",), role="weight", optional=True),
@@ -38,6 +38,8 @@ MOE = FusedOp(
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
         Attribute("I", "int"),
+        # 2: activation(gate) * up. 1: activation(up), without limit and up_offset.
+        Attribute("parts", "int", 2),
         Attribute("top_k", "int"),
         Attribute("score", "enum", "softmax", choices=("softmax", "sigmoid"), cpp_enum="Score"),
         # Of neighbouring experts; a row's experts come from the top_groups best.
@@ -53,7 +55,7 @@ MOE = FusedOp(
         Attribute(
             "activation",
             "enum",
-            choices=("silu", "gelu_tanh", "quick_gelu"),
+            choices=("silu", "gelu_tanh", "quick_gelu", "relu2"),
             cpp_enum="Activation",
         ),
         # Where it is not 0, gate is at most the limit, and up within plus and minus it.

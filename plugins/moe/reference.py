@@ -1,4 +1,4 @@
-"""Routed experts as Transformers runs them: a router chooses, gated MLPs compute."""
+"""Routed experts as Transformers runs them: a router chooses, MLPs compute."""
 
 from typing import Any
 
@@ -37,6 +37,7 @@ def reference(
     shared_gate: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
+    parts: int,
     top_k: int,
     score: str,
     num_groups: int,
@@ -54,15 +55,15 @@ def reference(
     act_quant: str,
     out_dtype: str,
 ) -> tuple[Array]:
-    """Return sum over a row's experts of weight * down(act(gate) * up), [M, H], + sigmoid(
-    shared_gate) * shared + residual."""
+    """Return sum over a row's experts of weight * down(act(gate) * up), or of weight *
+    down(act(up)), [M, H], + sigmoid(shared_gate) * shared + residual."""
     hidden, num_experts = x.shape[1], router_logits.shape[1]
     through = str(x.dtype)
     if layout == "compact":
-        gate_up = unpack_compact_experts(gate_up, num_experts, 2 * I, hidden)
+        gate_up = unpack_compact_experts(gate_up, num_experts, parts * I, hidden)
         down = unpack_compact_experts(down, num_experts, hidden, I)
     if layout == "packed":
-        gate_up = unpack_experts(gate_up, num_experts, 2 * I, hidden, weight_dtype)
+        gate_up = unpack_experts(gate_up, num_experts, parts * I, hidden, weight_dtype)
         down = unpack_experts(down, num_experts, hidden, I, weight_dtype)
         gate_up_scale, down_scale, gate_up_zero, down_zero = (
             None if values is None else unpack_columns(values)
@@ -124,11 +125,14 @@ def reference(
                 ),
                 through,
             ).astype(np.float32)
-            gate, up = both[:, :I], both[:, I:]
-            if limit:
-                gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-            active = cast(activate(gate, activation), through).astype(np.float32)
-            activated = active * (up + np.float32(up_offset))
+            if parts == 1:
+                activated = activate(both, activation)
+            else:
+                gate, up = both[:, :I], both[:, I:]
+                if limit:
+                    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+                active = cast(activate(gate, activation), through).astype(np.float32)
+                activated = active * (up + np.float32(up_offset))
             y = linear(
                 cast(activated, through),
                 expert,

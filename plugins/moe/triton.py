@@ -228,8 +228,10 @@ def gate_up(
     E2M1: tl.constexpr,
     TILES: tl.constexpr,
     THROUGH_BF16: tl.constexpr,
+    PARTS: tl.constexpr,
     GELU_TANH: tl.constexpr,
     QUICK_GELU: tl.constexpr,
+    RELU2: tl.constexpr,
     LIMIT: tl.constexpr,
     UP_OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -238,7 +240,8 @@ def gate_up(
     STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """hidden[pair] = activation(gate) * up of COLUMNS columns, as `down` multiplies it.
+    """hidden[pair] = activation(gate) * up of COLUMNS columns, or activation(up) where PARTS is 1,
+    as `down` multiplies it.
 
     ROWS_OF_PAIRS: pairs that share a row of `given`: TOP_K when that is x itself, else 1.
     """
@@ -254,25 +257,29 @@ def gate_up(
         OPERAND: tl.constexpr = given.dtype.element_ty
         THROUGH: tl.constexpr = tl.bfloat16 if THROUGH_BF16 else tl.float32
         # Gate and up of a column lie side by side; columns after the last are computed as it.
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, 2 * BLOCK_N) // 2
-        row = tl.minimum(n, COLUMNS - 1) + tl.arange(0, 2 * BLOCK_N) % 2 * COLUMNS
+        WIDTH: tl.constexpr = PARTS * BLOCK_N
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, WIDTH) // PARTS
+        row = tl.minimum(n, COLUMNS - 1) + tl.arange(0, WIDTH) % PARTS * COLUMNS
         both = product(
             given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
-            gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (2 * COLUMNS),
-            DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, 2 * BLOCK_N, BLOCK_K, STAGES,
+            gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (PARTS * COLUMNS),
+            DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, WIDTH, BLOCK_K, STAGES,
             E2M1,
         )  # fmt: skip
         if gate_up_input_scale is not None:
             both = both * tl.load(gate_up_input_scale + expert)
         if gate_up_bias is not None:
-            both += tl.load(gate_up_bias + expert.to(tl.int64) * (2 * COLUMNS) + row)[None, :]
+            both += tl.load(gate_up_bias + expert.to(tl.int64) * (PARTS * COLUMNS) + row)[None, :]
         both = both.to(THROUGH).to(tl.float32)
-        gate, up = tl.split(tl.reshape(both, BLOCK_M, BLOCK_N, 2))
-        if LIMIT > 0:
-            gate = tl.minimum(gate, LIMIT)
-            up = tl.clamp(up, -LIMIT, LIMIT)
-        active = activated(gate, GELU_TANH, QUICK_GELU).to(THROUGH).to(tl.float32)
-        inner = active * (up + UP_OFFSET)
+        if PARTS == 1:
+            inner = activated(both, GELU_TANH, QUICK_GELU, RELU2)
+        else:
+            gate, up = tl.split(tl.reshape(both, BLOCK_M, BLOCK_N, 2))
+            if LIMIT > 0:
+                gate = tl.minimum(gate, LIMIT)
+                up = tl.clamp(up, -LIMIT, LIMIT)
+            active = activated(gate, GELU_TANH, QUICK_GELU).to(THROUGH).to(tl.float32)
+            inner = active * (up + UP_OFFSET)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         by_column = None
         if down_pre_scale is not None:

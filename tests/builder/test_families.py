@@ -235,6 +235,11 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("lfm2_moe", {"norm_topk_prob": False}),
         ("granite_moe", {"num_experts_per_tok": 1}),
         ("granite_moe_hybrid", {"position_embedding_type": "rope"}),
+        ("nemotron_h", {"time_step_limit": [0.5, 1.0]}),
+        ("nemotron_h", {"layer_norm_epsilon": 1e-1}),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}),
+        ("nemotron_h_moe", {"norm_topk_prob": False}),
+        ("nemotron_h_moe", {"routed_scaling_factor": 1.0}),
         ("granite_moe_hybrid", {"time_step_limit": [0.5, {"__float__": "Infinity"}]}),
         ("granite_moe_hybrid", {"time_step_limit": [0, 0.5]}),
         ("mixtral", {"num_experts_per_tok": 1}),
@@ -291,7 +296,11 @@ def flat_spelling(family: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILIES if not one.startswith("gemma4")])
+ONE_SPELLING = ("gemma4", "nemotron_h")
+"""Families that newer Transformers alone have, or without a rotary embedding."""
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if not one.startswith(ONE_SPELLING)])
 def test_flat_and_nested_rope_spellings_mean_the_same(family: str) -> None:
     assert decoder_spec(flat_spelling(family), 64) == decoder_spec(config_of(family), 64)
 
@@ -324,6 +333,35 @@ def test_lfm2_as_its_first_checkpoints_spell_it() -> None:
     assert [index for index, _ in spec.attentions] == [1, 4]
     everywhere = decoder_spec({**older, "full_attn_idxs": None}, 64)
     assert [index for index, _ in everywhere.attentions] == [0, 1, 2, 3, 4]
+
+
+def test_nemotrons_layers_by_letters_and_by_older_names() -> None:
+    config = config_of("nemotron_h_moe")
+    spec = decoder_spec(config, 64)
+    older = ["moe", "mamba", "moe", "attention"]
+    assert decoder_spec({**config, "layers_block_type": older}, 64) == spec
+    letters = config_of(
+        "nemotron_h_moe", layers_block_type=..., hybrid_override_pattern="EME*", time_step_limit=...
+    )
+    assert decoder_spec({**letters, "num_hidden_layers": 4}, 64) == spec
+    assert [index for index, _ in spec.attentions] == [3]
+
+
+def test_nemotrons_experts_in_one_tensor(tmp_path: Path) -> None:
+    """As Transformers keeps them, and without a latent."""
+    fields: dict[str, Any] = {"moe_latent_size": None, "mlp_bias": True}
+    path = tiny_checkpoint("nemotron_h_moe", tmp_path, **fields)
+    prompt = random_prompt(PROMPT)
+    expected = transformers_logits(path, prompt)
+    np.testing.assert_allclose(stepper(path).prefill(prompt, 23), expected, rtol=0, atol=TOLERANCE)
+    tensors = safetensors.numpy.load_file(path / "model.safetensors")
+    for layer in (0, 2):
+        for name in ("up_proj", "down_proj"):
+            place = f"backbone.layers.{layer}.mixer.experts"
+            own = [tensors.pop(f"{place}.{number}.{name}.weight") for number in range(6)]
+            tensors[f"{place}.{name}"] = np.stack(own)
+    safetensors.numpy.save_file(tensors, path / "model.safetensors")
+    np.testing.assert_allclose(stepper(path).prefill(prompt, 23), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_granites_hybrids_as_their_first_checkpoints_spell_them() -> None:
@@ -576,6 +614,10 @@ HALF_ROTARY = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor
 ODD_ROTARY = {"partial_rotary_factor": 0.2}
 
 
+NO_KINDS: dict[str, Any] = {"layers_block_type": ...}
+MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "error", "message"),
     [
@@ -658,6 +700,24 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("granite_moe_hybrid", {"time_step_limit": [1, 0]}, CheckpointError, "in their order"),
         ("granite_moe_hybrid", {"time_step_limit": [0, 10**400]}, CheckpointError, "two numbers"),
         ("granite_moe_hybrid", {"time_step_limit": [{}, "inf"]}, CheckpointError, "two numbers"),
+        ("nemotron_h", {"layers_block_type": ["conv"]}, UnsupportedError, "'conv'"),
+        ("nemotron_h", {"layers_block_type": []}, CheckpointError, "names 0 layers"),
+        ("nemotron_h", {"layers_block_type": ["mlp"] * 1025}, CheckpointError, "1025 layers"),
+        ("nemotron_h", {**NO_KINDS, "hybrid_override_pattern": "MX"}, UnsupportedError, "'MX'"),
+        ("nemotron_h", {**NO_KINDS, "hybrid_override_pattern": 3}, UnsupportedError, "is 3"),
+        ("nemotron_h", {**NO_KINDS, "hybrid_override_pattern": ""}, CheckpointError, "0 layers"),
+        ("nemotron_h", {"ssm_state_size": 10**9}, CheckpointError, "at most 512"),
+        ("nemotron_h", {"mamba_head_dim": 513}, CheckpointError, "at most 512"),
+        ("nemotron_h", {"mamba_num_heads": -8}, CheckpointError, "mamba_num_heads: is -8"),
+        ("nemotron_h", {"n_groups": 3}, CheckpointError, "n_groups: 3 does not divide the 8"),
+        ("nemotron_h", {"conv_kernel": 65}, CheckpointError, "at most 64"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, UnsupportedError, "mamba_hidden_act: 'gelu'"),
+        ("nemotron_h", {"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act: 'gelu'"),
+        ("nemotron_h", {"tie_word_embeddings": True}, UnsupportedError, "tie_word_embeddings"),
+        ("nemotron_h_moe", {"moe_latent_size": 0}, CheckpointError, "moe_latent_size: is 0"),
+        ("nemotron_h_moe", {"moe_latent_size": 10**9}, CheckpointError, "at most 131072"),
+        ("nemotron_h_moe", {"num_experts_per_tok": 7}, CheckpointError, "there are 6 experts"),
+        ("nemotron_h_moe", MANY_EXPERTS, CheckpointError, "131072 together"),
         ("granite_moe_hybrid", {"num_local_experts": -1}, CheckpointError, "experts: is -1"),
         ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
         ("deepseek_v3", {"n_routed_experts": 10**9}, CheckpointError, "n_routed_experts: is 1000"),

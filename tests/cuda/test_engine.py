@@ -67,6 +67,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
         "num_local_experts": 4,
     },
+    "nemotron_h_moe": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "n_routed_experts": 4,
+    },
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
 """One without and one with norms of q and k, one with routed experts, two
@@ -77,8 +81,9 @@ that reads another's keys, one with short convolutions, whose states lie side by
 one with delta nets, whose layers have two states, and a gate behind attention; one with norms after
 a layer's parts and over all heads, one with sinks and biased experts, one with LayerNorm and
 squared ReLU without a gate, one with attention and MLP side by side, one with queries scaled by
-their position, one with latent attention before experts, one with Mamba-2 layers, and one with
-layers that have no rotary embedding."""
+their position, one with latent attention before experts, one with Mamba-2 layers, one whose layers
+are of one part each, with latent experts that have no gate, and one with layers that have no rotary
+embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
     windows = {"gemma3": (None, 8), "olmo3": (None, 8), "gpt_oss": (None, 8)} | dict.fromkeys(
-        ("lfm2", "qwen3_5", "qwen3_next", "granite_moe_hybrid"), (None, 0)
+        ("lfm2", "qwen3_5", "qwen3_next", "granite_moe_hybrid", "nemotron_h_moe"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
 

@@ -20,7 +20,7 @@ from tests.support.latent_calls import (
 )
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
-from tests.support.moe_calls import GPT_OSS, ROUTERS, moe_call
+from tests.support.moe_calls import GATELESS, GPT_OSS, ROUTERS, moe_call
 from tests.support.moe_calls import Case as Experts
 from tests.support.operands import random_array, scalar
 from tests.support.rope_calls import assert_rope_close
@@ -160,6 +160,22 @@ def test_routers_of_as_many_experts_as_are_published(
         choice_bias=True, shared=True, shared_gate=True,
     )  # fmt: skip
     call = moe_call(np.random.default_rng(11), case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (40, 1), (200, 2), (1000, 2)])
+def test_experts_without_a_gate(
+    gpu: Gpu, rng: np.random.Generator, rows: int, variant: int
+) -> None:
+    """Of Nemotron-3 Nano's sizes, of which no power of two above 128 divides the first."""
+    case = Experts("bf16", "bf16", 2688, 1856, layout="row_major", experts=16, top_k=6, **GATELESS)
+    call = moe_call(rng, case, rows)
+    sizes = {"gate_up": 2688**-0.5, "down": 1856**-0.5}
+    of_size_one = {
+        name: (call.inputs[name].astype(np.float32) * by).astype(NUMPY_DTYPES["bf16"])
+        for name, by in sizes.items()
+    }
+    call = replace(call, inputs={**call.inputs, **of_size_one})
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 

@@ -43,6 +43,8 @@ FAMILIES = (
     "mistral4",
     "gpt_oss",
     "granite_moe_hybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

@@ -34,6 +34,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "gemma2": {"head_dim": 32},
     "lfm2": {"num_hidden_layers": 5},
+    "granite_moe_hybrid": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 128,
+    },
+    "nemotron_h": {"num_hidden_layers": ..., "head_dim": 32},
+    "nemotron_h_moe": {
+        "num_hidden_layers": ...,
+        "head_dim": 32,
+        "moe_latent_size": 64,
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+    },
     "qwen3_5": {"linear_value_head_dim": 32, "num_hidden_layers": 4},
 }
 CASES = [

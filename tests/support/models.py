@@ -257,6 +257,42 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "attention_multiplier": 0.25,
         },
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "num_hidden_layers": ...,
+            "head_dim": 24,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "chunk_size": 8,
+            "time_step_min": 1e-9,
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["moe", "linear_attention", "moe", "full_attention"],
+            "num_hidden_layers": ...,
+            "head_dim": 24,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 1,
+            "ssm_state_size": 16,
+            "chunk_size": 8,
+            "time_step_min": 1e-9,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "granite_moe_hybrid": (
         "GraniteMoeHybridConfig",
         {
@@ -509,7 +545,9 @@ def tiny_config(family: str, **overrides: Any) -> Any:
     class_name, fields = _CONFIGS[family]
     merged = {**_BASE, **fields, **overrides}
     # Transformers writes into the rope dictionary that it is given.
-    merged = {key: dict(v) if isinstance(v, dict) else v for key, v in merged.items()}
+    merged = {
+        key: dict(v) if isinstance(v, dict) else v for key, v in merged.items() if v is not ...
+    }
     return getattr(transformers, class_name)(**merged)
 
 

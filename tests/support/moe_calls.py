@@ -36,6 +36,7 @@ class Case:
     top_k: int = 2
     renormalize: int = 1
     activation: str = "silu"
+    parts: int = 2
     limit: float = 0.0
     up_offset: float = 0.0
     bias: bool = False
@@ -49,7 +50,8 @@ class Case:
 
     def __str__(self) -> str:
         router = f"-{self.router}" if self.router != "softmax" else ""
-        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}{router}"
+        gate = "-gateless" if self.parts == 1 else ""
+        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}{router}{gate}"
 
 
 GPT_OSS: dict[str, Any] = {
@@ -58,6 +60,8 @@ GPT_OSS: dict[str, Any] = {
     "up_offset": 1.0,
     "bias": True,
 }
+GATELESS: dict[str, Any] = {"activation": "relu2", "parts": 1}
+"""As of Nemotron-3."""
 CASES = [
     Case("f32", "f32", 24, 20, residual=False, renormalize=0),
     Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
@@ -79,6 +83,10 @@ CASES = [
     Case("f32", "f32", 16, 12, router="groups", experts=20, renormalize=0),
     Case("f32", "f32", 16, 12, router="groups by the largest", experts=20, top_k=6),
     Case("bf16", "bf16", 16, 12, choice_bias=True, shared=True, shared_gate=True),
+    Case("f32", "f32", 24, 20, **GATELESS),
+    Case("bf16", "bf16", 48, 41, layout="compact", **GATELESS),
+    Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", **GATELESS),
+    Case("bf16", "i4", 64, 32, 32, pre_scale=True, **GATELESS),
 ]
 
 
@@ -87,7 +95,7 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         "x": random_array(rng, rows, case.hidden + 3, dtype=case.x)[:, 1 : 1 + case.hidden],
         "router_logits": random_array(rng, rows, case.experts, spread=2),
     }
-    halves = (("gate_up", 2 * case.inner, case.hidden), ("down", case.hidden, case.inner))
+    halves = (("gate_up", case.parts * case.inner, case.hidden), ("down", case.hidden, case.inner))
     for name, columns, depth in halves:
         weight = random_weight(rng, case.experts, columns, depth, dtype=case.weight)
         inputs[name] = stored(weight, case.weight, case.layout)
@@ -125,6 +133,7 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
     inputs |= _of_router_and_shared(rng, case, rows)
     attributes: dict[str, int | float | str] = {
         "I": case.inner,
+        "parts": case.parts,
         "top_k": case.top_k,
         **ROUTERS[case.router],
         "renormalize": case.renormalize,

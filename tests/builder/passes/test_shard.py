@@ -97,6 +97,8 @@ ONE_RANK = (
     "lfm2",
     "lfm2_moe",
     "minimax_m2",
+    "nemotron_h",
+    "nemotron_h_moe",
     "mistral4",
     "olmo2",
     "olmo3",
