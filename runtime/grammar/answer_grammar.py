@@ -15,10 +15,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trtc.protos.answer_formats import AnswerFormat, CallFormat, quote_of
+from trtc.protos.answer_formats import AnswerFormat, CallFormat, ParameterFormat, quote_of
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.grammar.elements import Element, const, either, optional, sequence
 from trtc.runtime.grammar.literal_schema import LiteralSchema, Unheld
+from trtc.runtime.grammar.parameter_schema import arguments_of
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tools import Tool, ToolUse
 from trtc.runtime.text.chat import parse_json
@@ -119,7 +120,7 @@ class AnswerGrammars:
         if call.notation == "parameters":
             gap = call.gap if call.head else ""
             head = f"{begin}{gap}{call.head}{tool.name}{call.name_end}{call.gap}"
-            return [head, *self._parameters(call, schema), call.gap.join(call.tails)]
+            return [head, *self._parameters(call, tool, schema), call.gap.join(call.tails)]
         if call.notation == "literal":
             return [begin + tool.name, self._literal(tool, schema), "".join(call.tails)]
         if call.notation == "named" or call.header_end:
@@ -141,44 +142,57 @@ class AnswerGrammars:
         try:
             return LiteralSchema(schema, quote).arguments()
         except Unheld as error:
-            raise InvalidRequestError(
-                f"has {error.keyword!r} in the schema of {tool.name}, which cannot be held in the "
-                "notation of this model's calls",
-                field="chat.tools",
-                remedy="docs/tools.md lists what can be held",
-            ) from error
+            raise _unheld(error, tool) from error
 
-    def _parameters(self, call: CallFormat, schema: Mapping[str, Any]) -> list[str | Element]:
+    def _parameters(self, call: CallFormat, tool: Tool, schema: Mapping[str, Any]) -> list[Element]:
         """Each argument of a schema, in its order; those that are not required may be missing."""
         form = call.parameter
         assert form is not None
         frame = "\n" if call.head else ""
-        properties, required = schema.get("properties"), schema.get("required") or ()
-        elements: list[str | Element] = []
-        for key, one in properties.items() if isinstance(properties, dict) else ():
-            is_text = isinstance(one, dict) and one.get("type") == "string" and len(one) <= 2
+        try:
+            arguments = arguments_of(schema, form, is_framed=bool(frame))
+        except Unheld as error:
+            raise _unheld(error, tool) from error
+        if arguments is None:
+            return [{"type": "star", "content": self._any_parameter(call, form)}]
+        elements = []
+        for one in arguments:
+            is_text = one.schema is None
             mark = next((m for m, text in form.value_begins if text in (None, is_text)), "")
-            content: Element = {"type": "any_text"}
-            if not is_text or "enum" in one:
-                inner = {**one, "$defs": schema["$defs"]} if "$defs" in schema else one
-                content = {"type": "json_schema", "json_schema": inner}
-            if is_text and "enum" in one:
-                content = _one_of(one["enum"])
-            gap = "" if call.head or call.opens else call.gap
-            begin = f"{form.begin}{key}{form.key_end}{gap}{mark}{frame}"
-            parts = [
-                *self._elements([begin]),
-                content,
-                *self._elements([frame + form.end + call.gap]),
-            ]
-            if content["type"] == "any_text":
-                end = frame + form.end
-                tag = {"type": "tag", "begin": begin, "content": content, "end": end}
-                parts = [tag, *_const(call.gap)]
-            argument = sequence(*parts)
-            is_optional = key not in required
-            elements.append(optional(argument) if is_optional else argument)
+            begin = f"{form.begin}{one.key}{form.key_end}{_value_gap(call)}{mark}{frame}"
+            if one.schema is not None or one.texts is not None:
+                content = (
+                    {"type": "json_schema", "json_schema": one.schema}
+                    if one.texts is None
+                    else _one_of(one.texts)
+                )
+                parts = [content, *self._elements([frame + form.end + call.gap])]
+            else:
+                parts = self._text_until(frame + form.end, call.gap, one.max_chars)
+            argument = sequence(*self._elements([begin]), *parts)
+            elements.append(argument if one.is_required else optional(argument))
         return elements
+
+    def _any_parameter(self, call: CallFormat, form: ParameterFormat) -> Element:
+        """An argument of any name and value."""
+        marks = [sequence(*self._elements([mark])) for mark, _ in form.value_begins]
+        return sequence(
+            *self._elements([form.begin]),
+            {"type": "regex", "pattern": "[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"},
+            *self._elements([form.key_end + _value_gap(call)]),
+            *([either(*marks)] if marks else []),
+            *self._text_until(form.end, call.gap, None),
+        )
+
+    def _text_until(self, end: str, gap: str, max_chars: int | None) -> list[Element]:
+        """A text, its end, and the gap behind it. Line breaks before an end that is a special token
+        are the text's own: its reader drops one."""
+        last = self._elements([end])[-1]
+        ending = last["value"] if last["type"] == "const_string" else last
+        text: Element = {"type": "any_text"}
+        if max_chars is not None:
+            text["max_chars"] = max_chars
+        return [{"type": "tag", "begin": "", "content": text, "end": ending}, *_const(gap)]
 
     # Texts and special tokens
 
@@ -206,6 +220,20 @@ class AnswerGrammars:
                 at = match.end()
             elements += _const(part[at:])
         return elements
+
+
+def _unheld(error: Unheld, tool: Tool) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"has {error.keyword!r} in the schema of {tool.name}, which cannot be held in the "
+        "notation of this model's calls",
+        field="chat.tools",
+        remedy="docs/tools.md lists what can be held",
+    )
+
+
+def _value_gap(call: CallFormat) -> str:
+    """Whitespace between a key and its value."""
+    return "" if call.head or call.opens else call.gap
 
 
 def tag_of(element: Element, sent_as: str) -> Grammar:

@@ -19,7 +19,7 @@ _MAX_SCHEMAS = 512
 """Within one, each as often as it is referred to."""
 MAX_ELEMENTS = 4096
 """Of an object: members that may be missing are written several times."""
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     {
         "title",
         "description",
@@ -113,7 +113,7 @@ class LiteralSchema:
             raise Unheld("properties")
         if depth > _MAX_DEPTH or self._num_schemas > _MAX_SCHEMAS:
             raise Unheld("$ref")
-        given = schema.keys() - _ANNOTATIONS
+        given = schema.keys() - ANNOTATIONS
         decides = next((one for one in _KINDS if one in given), "type")
         for keyword in schema:
             if keyword in given and keyword not in _KINDS.get(decides, _OF_TYPES):
@@ -140,7 +140,9 @@ class LiteralSchema:
         if not isinstance(kind, str):
             raise Unheld("type")
         if kind == "string":
-            return self._quoted({"type": "any_text", "max_chars": _size(schema, "maxLength", None)})
+            return self._quoted(
+                {"type": "any_text", "max_chars": size_of(schema, "maxLength", None)}
+            )
         if kind in _NUMBERS:
             return {"type": "regex", "pattern": _NUMBERS[kind]}
         if kind == "boolean":
@@ -176,7 +178,7 @@ class LiteralSchema:
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> Element:
         item = self._of(schema.get("items", True), depth + 1)
-        least, most = _size(schema, "minItems", 0), _size(schema, "maxItems", None)
+        least, most = size_of(schema, "minItems", 0), size_of(schema, "maxItems", None)
         if most is not None and most < least:
             raise Unheld("maxItems")
         if most == 0:
@@ -231,7 +233,7 @@ def _is(value: object, kind: object) -> bool:
     return isinstance(kind, str) and kind in _PYTHON and isinstance(value, _PYTHON[kind])
 
 
-def _size(schema: Mapping[str, Any], keyword: str, otherwise: Any) -> Any:
+def size_of(schema: Mapping[str, Any], keyword: str, otherwise: Any) -> Any:
     """A number of the schema."""
     found = schema.get(keyword, otherwise)
     if keyword in schema and (type(found) is not int or not 0 <= found <= 1 << 16):

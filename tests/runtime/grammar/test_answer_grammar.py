@@ -1,17 +1,22 @@
 """Grammars of answers take what templates write, and nothing that tools do not."""
 
 import json
+import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from tests.support.answers import WEATHER, written
+from tests.support.answers import WEATHER, in_pieces, written
+from tests.support.grammars import tokens_of
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.answer_formats import ANSWER_FORMATS, AnswerFormat
+from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.grammar.answer_grammar import (
     AnswerGrammars,
     element_of,
@@ -22,6 +27,9 @@ from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tool_choice import ToolChoice, ToolMode
 from trtc.runtime.requests.tools import Tool, ToolUse
+from trtc.runtime.text.answer import joined
+from trtc.runtime.text.answer_parser import AnswerParser
+from trtc.runtime.text.answer_plan import tool_types
 from trtc.runtime.text.tokenizer import Tokenizer
 
 TOOLS = (
@@ -54,6 +62,17 @@ class _Taker:
                 return False
             output.append(token)
         return True
+
+    def drawn(self, element: Element, rng: random.Random) -> str:
+        """A text of a grammar, which ends where it may."""
+        masks = self.grammars.masks(tag_of(element, "tools"), 1)
+        output: list[int] = []
+        while True:
+            allowed = tokens_of(masks.allowed(output))
+            if allowed & set(self.ends):
+                return self.tokenizer.decode(output, skip_special=False)
+            output.append(rng.choice(sorted(allowed)))
+            assert len(output) < 2000
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +116,100 @@ def test_calls_after_text(name: str, taker: _Taker) -> None:
     for calls, is_taken in ((ONE, True), (TWO, True), (WRONG, False)):
         assert taker.takes(element, written(name, "", text, calls)) == is_taken
     assert taker.takes(element, written(name, "", "Hello.", []))
+
+
+TRIP: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["c", "f", "<|end|>"]},
+        "way": {"type": "string", "description": "By", "enum": ["air", "two words", '"']},
+        "class": {"$ref": "#/$defs/class"},
+        "seat": {"type": ["string", "null"], "maxLength": 2},
+        "days": {"type": "integer"},
+        "to": {"type": "string", "maxLength": 4},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "stop": {
+            "type": "object",
+            "properties": {"at": {"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 2}]}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["unit", "to", "way"],
+    "additionalProperties": False,
+    "$defs": {"class": {"type": "string", "enum": ["first", "second"]}},
+}
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_whatever_is_drawn_is_read_as_calls_whose_arguments_match(name: str, taker: _Taker) -> None:
+    """Any tokens that the grammar allows, however the text is cut."""
+    rng = random.Random(name)
+    schemas = {"book": TRIP, "now": NO_ARGUMENTS}
+    tools = tuple(
+        Tool(one, parameters=json.dumps(schema), strict=True) for one, schema in schemas.items()
+    )
+    types = {one: tool_types(schema) for one, schema in schemas.items()}
+    for parallel in (False, True):
+        use = ToolUse(tools, ToolChoice("required"), parallel)
+        element = _writer(ANSWER_FORMATS[name], taker).of_calls(use, tight=True)
+        for _ in range(5):
+            text = taker.drawn(element, rng)
+            said = [
+                [(part.kind, part.name, part.text) for part in joined(parts)]
+                for parts in (
+                    parsed(AnswerParser(ANSWER_FORMATS[name], types), pieces)
+                    for pieces in ([text], list(text), in_pieces(text, [7, 1, 3]))
+                )
+            ]
+            assert said[0] == said[1] == said[2]
+            assert said[0], text
+            assert parallel or len(said[0]) == 1
+            for kind, tool, arguments in said[0]:
+                assert kind == "call", text
+                jsonschema.validate(json.loads(arguments), schemas[tool])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one for one in HELD if ANSWER_FORMATS[one].call.notation == "parameters"],  # type: ignore[union-attr]
+)
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "pattern"),
+        ({"properties": {"a": {"type": ["string", "null"], "minLength": 2}}}, "minLength"),
+        ({"properties": {"a": {"type": "string", "enum": ["null", None]}}}, ""),
+        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties"),
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ({"properties": {"a": {}}, "required": ["b"]}, "required"),
+        ({"properties": {"a": False}}, "properties"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, "$ref"),
+        ({"properties": {"a": True, "b": {"type": "string", "const": "x"}}}, ""),
+    ],
+)
+def test_what_arguments_between_marks_cannot_be_held_to_is_named(
+    schema: dict[str, Any], keyword: str, name: str, taker: _Taker
+) -> None:
+    """Of tools that are strict. Others may have any arguments then."""
+    says_json = name == "deepseek_v32"
+    keyword = "" if says_json and keyword in ("pattern", "minLength") else keyword
+    writer = _writer(ANSWER_FORMATS[name], taker)
+    tool, strict = (Tool("f", parameters=json.dumps(schema), strict=one) for one in (False, True))
+    use = ToolUse((strict,), ToolChoice("required"))
+    if keyword:
+        with pytest.raises(InvalidRequestError, match=rf"^chat\.tools: has '{re.escape(keyword)}'"):
+            writer.of_calls(use, tight=False)
+    else:
+        writer.of_calls(use, tight=False)
+    loose = writer.of_calls(ToolUse((tool,), ToolChoice("required")), tight=False)
+    for arguments in ({}, {"a": "x y"}, {"b": [1, "z"], "a": 5}):
+        assert taker.takes(loose, written(name, "", "", [("f", arguments)]))
+
+
+def parsed(parser: AnswerParser, pieces: Sequence[str]) -> list[Any]:
+    return [*(part for piece in pieces for part in parser.push(piece)), *parser.flush()]
 
 
 @pytest.mark.parametrize("name", [one for one in HELD if ANSWER_FORMATS[one].thought is not None])
