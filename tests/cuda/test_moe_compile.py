@@ -1,6 +1,7 @@
 """Kernels of routed experts compile for every SM, and take what they declare."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def latent_site(weight: str, group: int, experts: int, top_k: int, width: int) -
     like = moe_site(90, weight)
     extra = dict.fromkeys(("choice_bias",), "f32") | {"shared": "bf16"}
     groups = {"num_groups": 8, "top_groups": 4} if experts == 256 else {}
-    changed = {
+    changed: dict[str, Any] = {
         "top_k": top_k,
         "score": "sigmoid",
         "epsilon": 1e-20,
