@@ -82,6 +82,8 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
             _fuse(rewriter, write, attention, q, k, v, table)
             changed = True
     for attention in rewriter.fused_nodes("paged_attention"):
+        if attention.inputs[1].outputs[0] is attention:
+            continue
         q = _match_rotated(rewriter, attention.inputs[0], attention.attrs["head_dim"])
         if q is not None:
             _fuse_queries(rewriter, attention, q)
