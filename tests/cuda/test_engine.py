@@ -210,7 +210,8 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
-    windows = {"gemma3": (None, 8), "olmo3": (None, 8), "gpt_oss": (None, 8)} | dict.fromkeys(
+    slid = ("gemma3", "gemma4", "olmo3", "gpt_oss")
+    windows = dict.fromkeys(slid, (None, 8)) | dict.fromkeys(
         ("lfm2", "qwen3_5", "qwen3_next", "granite_moe_hybrid", "nemotron_h_moe"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
