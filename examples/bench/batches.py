@@ -6,6 +6,7 @@ and values from memory.
 
 import numpy as np
 
+from trtc.protos.kv import CacheLayout, held_pages
 from trtc.runtime.executors.base import Executor, StepBatch
 
 
@@ -30,7 +31,7 @@ def prefill_batches(executor: Executor, sequences: int, length: int) -> list[Ste
     """All steps that prefill `sequences` prompts of `length` tokens, as many tokens a step as it
     takes; the last token of a prompt asks for logits."""
     most = executor.limits.max_num_tokens
-    tables = _tables(executor, sequences, length)
+    tables = _tables(executor, sequences, length, most)
     left = [(number, 0) for number in range(sequences)]
     steps = []
     while left:
@@ -46,14 +47,36 @@ def prefill_batches(executor: Executor, sequences: int, length: int) -> list[Ste
     return steps
 
 
+def pages_needed(kv: CacheLayout, sequences: int, length: int, step_tokens: int = 1) -> int:
+    """Pages of the pool for `sequences` sequences of `length` tokens, of each of which a step
+    computes at most `step_tokens`."""
+    return sequences * sum(_held(kv, length, step_tokens))
+
+
+def _held(kv: CacheLayout, length: int, step_tokens: int) -> list[int]:
+    """Pages of a sequence in each group: of windows and states what a step reads and writes."""
+    return [
+        held_pages(length, kv.page_size, None if window is None else window + step_tokens)
+        for window in kv.windows
+    ]
+
+
 def _tables(
-    executor: Executor, sequences: int, length: int
+    executor: Executor, sequences: int, length: int, step_tokens: int = 1
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
-    """[groups of the cache layout, sequences, pages] of the pool, all different."""
+    """[groups of the cache layout, sequences, pages] of the pool; what windows and states have left
+    is used again."""
     kv = executor.kv
-    shape = (max(1, len(kv.groups)), sequences, kv.pages_for(length))
-    pages = np.random.default_rng(1).permutation(executor.num_pages)[: np.prod(shape)]
-    return pages.astype(np.int32).reshape(shape)
+    held = _held(kv, length, step_tokens)
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * sum(held)]
+    owned = np.split(pages.astype(np.int32), np.cumsum(np.multiply(held, sequences))[:-1])
+    place = np.arange(kv.pages_for(length))
+    return np.stack(
+        [
+            one.reshape(sequences, size)[:, place % size]
+            for one, size in zip(owned, held, strict=True)
+        ]
+    )
 
 
 def _chunk_batch(

@@ -29,16 +29,9 @@ from examples.bench.gpu_layers import describe, errors_by_call
 from examples.bench.gpu_operators import check_operators
 from examples.bench.gpu_ranks import kill_a_rank, run_ranks
 from examples.bench.gpu_serving import in_process, run_serving
-from examples.bench.gpu_steps import opened, time_engine
-from examples.bench.peers.gpu_work import (
-    DECODE_BATCHES,
-    INPUT_LEN,
-    MAX_SEQUENCES,
-    MAX_TOKENS,
-    OFFLINE_REQUESTS,
-    OUTPUT_LEN,
-    PREFILLS,
-)
+from examples.bench.gpu_shapes import LLAMA_70B, SHAPES
+from examples.bench.gpu_steps import copy_bytes_per_s, opened, pages_for_workload, time_engine
+from examples.bench.peers.gpu_work import MAX_SEQUENCES, MAX_STEP_TOKENS
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.engine.probe import greedy, sequence_logits
 from trtc.runtime.engine.session import open_session
@@ -50,104 +43,8 @@ from trtc.runtime.executors.ranks.executor import ShardedExecutor
 PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
 TWIN_PROMPTS, TWIN_PROMPT, TWIN_LENGTH = 16, 32, 96
 """Prompts of held-out text, their tokens, and tokens with the twin's greedy continuation."""
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-LLAMA_70B = LLAMA_8B | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-}
-GPT_OSS_20B = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "hidden_act": "silu",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "swiglu_limit": 7.0,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "attention_bias": True,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-"""openai/gpt-oss-20b as published."""
-QWEN3_5_9B = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "full_attention_interval": 4,
-    "vocab_size": 248320,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000000,
-        "partial_rotary_factor": 0.25,
-    },
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-"""The text part of Qwen/Qwen3.5-9B."""
-QWEN3_5_35B = QWEN3_5_9B | {
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "model_type": "qwen3_5_moe_text",
-    "hidden_size": 2048,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
-"""The text part of Qwen/Qwen3.5-35B-A3B."""
 _SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
 """Sequences whose errors are told by layer, and what a call's relative error should stay below."""
-PREFILL_FLOOR = 101_000
-"""Tokens a second that the layers' fp8 GEMMs alone allow on an H200 (14.0 GFLOP a token)."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +55,9 @@ class Variation:
     dtype: str
     kv_dtype: str | None = None
     shape: str = "8b"
-    """Of SHAPE_CONFIGS, for an engine without weights."""
-    num_pages: int = 18000
-    """Of the pool in which steps are timed."""
-    offline: tuple[int, int] | None = None
-    """Tokens of each prompt and output of its offline load; None: it has none."""
+    """Of gpu_shapes.SHAPES, for an engine without weights."""
+    offline: bool = False
+    """Whether it is given its shape's offline load."""
 
     @property
     def engine(self) -> str:
@@ -180,32 +75,22 @@ TWINS = (
     Variation("w4a8_awq", "w4a8_awq"),
     Variation("int8_sq", "int8_sq"),
 )
-SHAPES = (
-    Variation("fp8", "fp8", offline=(INPUT_LEN, OUTPUT_LEN)),
-    Variation("fp8-kv8", "fp8", "fp8", offline=(INPUT_LEN, OUTPUT_LEN)),
+UNWEIGHTED = (
+    Variation("fp8", "fp8", offline=True),
+    Variation("fp8-kv8", "fp8", "fp8", offline=True),
     Variation("bf16", "bf16"),
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
-    Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000, offline=(1024, 1024)),
-    # Pages of 2048 and 4096 tokens, or of a state: two for each sequence.
-    Variation("delta", "fp8", shape="qwen3.5-9b", num_pages=640),
-    Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b", num_pages=640),
+    Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", offline=True),
+    Variation("delta", "fp8", shape="qwen3.5-9b"),
+    Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b"),
+    Variation("latent", "fp8", shape="deepseek-v2-lite"),
+    Variation("windows", "fp8", shape="gemma-3-12b"),
+    Variation("windows-bf16", "bf16", shape="gemma-3-12b"),
 )
-SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "8b": LLAMA_8B,
-    "gpt-oss-20b": GPT_OSS_20B,
-    "qwen3.5-9b": QWEN3_5_9B,
-    "qwen3.5-35b-a3b": QWEN3_5_35B,
-}
+"""Engines of shapes, whose weights are random."""
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
-VLLM_DECODE_MS = {
-    "fp8": (3.32, 3.86, 6.00, 8.65, 14.60),
-    "fp8-kv8": (3.42, 3.77, 5.66, 7.99, 13.20),
-    "bf16": (4.92, 5.59, 7.68, 10.65, 18.03),
-}
-"""vLLM 0.25.0 on the same kind of chip, measured on 2026-11-20, its E4M3 weights nearly all zeros;
-`gpu_peers.py` runs it on the same chip with either kind of weights (docs/performance.md)."""
 SERVED = ("fp8", "fp8-kv8")
 """Which of the shapes are asked through gRPC too."""
 
@@ -219,21 +104,19 @@ def make(
 ) -> None:
     """Build the engines, all or those of `names`; kernels are the same bytes wherever this runs."""
     directory.mkdir(parents=True, exist_ok=True)
-    configs = {
-        name: _config(directory / f"config-{name}", one) for name, one in SHAPE_CONFIGS.items()
-    }
     for one in _named(TWINS, names) if "twins" in only else ():
         _make_twin(directory, model, one, sm)
-    for one in _named(SHAPES, names) if "steps" in only else ():
+    for one in _named(UNWEIGHTED, names) if "steps" in only else ():
+        shape = SHAPES[one.shape]
         _build(
-            configs[one.shape],
+            _config(directory / f"config-{one.shape}", shape.config),
             directory / one.engine,
             one,
             f"cuda:sm_{sm}",
             dummy_weights=True,
             max_batch_size=MAX_SEQUENCES,
-            max_seq_len=MAX_TOKENS,
-            max_num_tokens=MAX_TOKENS,
+            max_seq_len=shape.workload.longest,
+            max_num_tokens=MAX_STEP_TOKENS,
         )
     if "tp" in only:
         _make_ranks(directory, sm)
@@ -363,25 +246,19 @@ def _compare_twin(directory: Path, one: Variation, executor: Executor) -> dict[s
     }
 
 
-def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
+def run_steps(directory: Path, one: Variation, copy_rate: float) -> dict[str, Any]:
     """Decode steps, prefills and TTFT of a shape."""
-    engine, num_pages = directory / one.engine, one.num_pages
+    engine, workload = directory / one.engine, SHAPES[one.shape].workload
+    num_pages = pages_for_workload(engine, workload)
     with opened(engine, CudaExecutor, dummy_weights=True, num_pages=num_pages) as (session, _):
-        return time_engine(
-            one.name,
-            session,
-            batches=DECODE_BATCHES,
-            prefills=PREFILLS,
-            prefill_floor=PREFILL_FLOOR if one.dtype == "fp8" else None,
-            vllm_ms=dict(zip(DECODE_BATCHES, VLLM_DECODE_MS.get(one.name, ()), strict=False)),
-        )
+        return time_engine(one.name, session, workload, copy_rate)
 
 
-def run_offline(directory: Path, one: Variation, lengths: tuple[int, int]) -> dict[str, Any]:
+def run_offline(directory: Path, one: Variation) -> dict[str, Any]:
     """All requests at once, through the scheduler in this process."""
     engine = directory / one.engine
-    number, (given, asked) = OFFLINE_REQUESTS, lengths
-    found = in_process(engine, number, number, lengths=lengths, dummy_weights=True)
+    number, given, asked = SHAPES[one.shape].workload.offline
+    found = in_process(engine, number, number, lengths=(given, asked), dummy_weights=True)
     print(
         f"  {one.name} offline {number} x ({given} in, {asked} out): "
         f"{found.output_tokens_per_s:,.0f} output tok/s, failures {found.failures}",
@@ -402,7 +279,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         "date": time.strftime("%Y-%m-%d"),
     }
     print(f"{results['device']}, a driver for CUDA {results['driver']}, {results['date']}")
-    wanted, twins = _named(SHAPES, names), _named(TWINS, names)
+    wanted, twins = _named(UNWEIGHTED, names), _named(TWINS, names)
     if "twins" in only:
         results["operators"] = [
             finding
@@ -417,11 +294,11 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
             for finding in run_operators(directory / one.engine, dummy=True)
         )
     if "steps" in only:
-        results["steps"] = [run_steps(directory, one) for one in wanted]
+        rate = results["copy_bytes_per_s"] = copy_bytes_per_s()
+        print(f"  a device copy reads and writes {rate / 1e12:.2f} TB/s", flush=True)
+        results["steps"] = [run_steps(directory, one, rate) for one in wanted]
     if "offline" in only:
-        results["offline"] = [
-            run_offline(directory, one, one.offline) for one in wanted if one.offline is not None
-        ]
+        results["offline"] = [run_offline(directory, one) for one in wanted if one.offline]
     if "serving" in only:
         results["serving"] = [
             run_serving(directory / one.engine) for one in wanted if one.name in SERVED
@@ -447,7 +324,7 @@ def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[
         "rank_twins": [run_rank_twin(directory, one) for one in ranked],
         "rank_killed": [kill_a_rank(directory / f"tp2-{one.name}") for one in ranked[:1]],
         "rank_steps": [
-            run_ranks(engine)
+            run_ranks(engine, copy_bytes_per_s())
             for ranks, engine in shapes.items()
             if ranks <= num_gpus and engine.exists()
         ],

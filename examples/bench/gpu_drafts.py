@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from examples.bench.gpu import LLAMA_8B
 from examples.bench.gpu_groups import VOCABULARY, random_checkpoint
+from examples.bench.gpu_shapes import LLAMA_8B
 from examples.bench.loops import serve
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.drafting import DraftConfig

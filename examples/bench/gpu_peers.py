@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.bench.gpu import LLAMA_8B
+from examples.bench.gpu_shapes import LLAMA_8B
 from examples.bench.gpu_weights import with_weights
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed

@@ -8,21 +8,24 @@ from typing import Any
 
 from examples.bench.batches import decode_batch
 from examples.bench.gpu_steps import opened, time_engine
+from examples.bench.peers.gpu_work import DECODE_CONTEXT, Workload
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.sampling.sampler import SamplingBatch
 
-BATCHES = (1, 16, 64, 128)
+WORKLOAD = Workload(
+    decodes=tuple((batch, DECODE_CONTEXT) for batch in (1, 16, 64, 128)),
+    prefills=((16, 1024), (8, 4096)),
+)
 NUM_PAGES = 10_000
 """160,000 tokens of 16 a page: 128 sequences of 1024 tokens and 32 prompts of 4096."""
-PREFILLS = ((16, 1024), (8, 4096))
 
 
-def run_ranks(engine: Path) -> dict[str, Any]:
+def run_ranks(engine: Path, copy_rate: float) -> dict[str, Any]:
     """Decode steps and prefills. A decode's floor is what one rank reads: its share of the weights
     and of the keys and values, and nothing for what the ranks exchange."""
     with opened(engine, ShardedExecutor, dummy_weights=True, num_pages=NUM_PAGES) as (session, _):
-        return time_engine(engine.name, session, batches=BATCHES, prefills=PREFILLS)
+        return time_engine(engine.name, session, WORKLOAD, copy_rate)
 
 
 def kill_a_rank(engine: Path) -> dict[str, Any]:

@@ -7,25 +7,26 @@ import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from examples.bench.batches import decode_batch, prefill_batches
-from examples.bench.peers.gpu_work import DECODE_CONTEXT, FIRST_TOKEN_LENGTH
+from examples.bench.batches import decode_batch, pages_needed, prefill_batches
+from examples.bench.peers.gpu_work import FIRST_TOKEN_LENGTH, Workload
 from examples.bench.step_bytes import kv_bytes_read, weight_bytes_read
-from trtc.protos.manifest import PLAN_FILE
+from trtc.protos.manifest import PLAN_FILE, read_manifest
 from trtc.protos.plan import read_plan
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 REPEATS = 5
 """Medians are over so many series of steps."""
-COPY_BYTES_PER_S = 4.24e12
-"""Device copy of an H200, read and write: what a decode step's floor is reckoned by."""
+_COPY_BYTES, _COPIES = 4 << 30, 8
 
 Kind = TypeVar("Kind", bound=Executor)
 
@@ -54,49 +55,63 @@ def opened(engine: Path, kind: type[Kind], **options: Any) -> Iterator[tuple[Ses
         gc.collect()
 
 
+def copy_bytes_per_s() -> float:
+    """Bytes a second that a copy within the GPU's memory reads and writes: what a decode step's
+    floor is computed from."""
+    device = CudaDriverDevice(DriverApi("cuda"))
+    try:
+        source, target = device.allocate(_COPY_BYTES), device.allocate(_COPY_BYTES)
+
+        def series() -> float:
+            for _ in range(_COPIES):
+                device.copy(target, source, _COPY_BYTES)
+            device.synchronize()
+            return _COPIES
+
+        return 2 * _COPY_BYTES / _time(series).milliseconds * 1e3
+    finally:
+        device.close()
+
+
+def pages_for_workload(engine: Path, workload: Workload) -> int:
+    """Pages of the pool in which all of a workload's steps have room."""
+    manifest = read_manifest(engine)
+    step = manifest.limits.max_num_tokens
+    prefills = (*workload.prefills, (1, FIRST_TOKEN_LENGTH))
+    return max(
+        *(pages_needed(manifest.kv, *decode) for decode in workload.decodes),
+        *(pages_needed(manifest.kv, *prefill, step) for prefill in prefills),
+    )
+
+
 def time_engine(
-    name: str,
-    session: Session,
-    *,
-    batches: Sequence[int],
-    prefills: Sequence[tuple[int, int]],
-    prefill_floor: float | None = None,
-    vllm_ms: Mapping[int, float] | None = None,
+    name: str, session: Session, workload: Workload, copy_rate: float
 ) -> dict[str, Any]:
-    """Decodes at DECODE_CONTEXT, prefills and the TTFT of an engine, printed as they come.
+    """Decodes, prefills and the TTFT of an engine, printed as they come.
 
-    A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S; of the
-    embedding table, the rows of its tokens; of experts, those that are chosen (step_bytes.py).
-
-    Args:
-        batches: sequences of each decode.
-        prefills: sequences and their length.
-        prefill_floor: tokens a second that the hardware allows.
-        vllm_ms: vLLM's step by batch.
+    A decode's floor is the weights, keys and values that one GPU reads, at `copy_rate` bytes a
+    second; of the embedding table, the rows of its tokens; of experts, those that are chosen
+    (step_bytes.py).
     """
     executor = session.executor
     plan = read_plan(session.path / PLAN_FILE)
-    sequence_bytes = kv_bytes_read(executor.kv, DECODE_CONTEXT)
     result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
-    for batch in batches:
-        timing = time_decode(executor, batch, DECODE_CONTEXT)
-        read = weight_bytes_read(plan, batch) + batch * sequence_bytes
-        floor = read / COPY_BYTES_PER_S * 1e3
-        peer = (vllm_ms or {}).get(batch)
-        result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}
-        beside = f"   vLLM {peer:.2f} ({peer / timing.milliseconds:.2f}x)" if peer else ""
+    for batch, context in workload.decodes:
+        timing = time_decode(executor, batch, context)
+        read = weight_bytes_read(plan, batch) + batch * kv_bytes_read(executor.kv, context)
+        floor = read / copy_rate * 1e3
+        result["decode_ms"][f"{batch}x{context}"] = {**vars(timing), "floor": floor}
         print(
-            f"  {name} decode {batch:3}: {timing.milliseconds:6.2f} ms"
+            f"  {name} decode {batch:3} at {context}: {timing.milliseconds:6.2f} ms"
             f" [{timing.fastest:.2f}-{timing.slowest:.2f}]   floor {floor:.2f}"
-            f" ({floor / timing.milliseconds:.0%}){beside}",
+            f" ({floor / timing.milliseconds:.0%})",
             flush=True,
         )
-    for sequences, length in prefills:
+    for sequences, length in workload.prefills:
         timing = time_prefill(executor, sequences, length)
         rate = sequences * length / timing.milliseconds * 1e3
         result["prefill_tok_s"][f"{sequences}x{length}"] = rate
-        share = f" ({rate / prefill_floor:.0%} of the fp8 GEMMs' bound)" if prefill_floor else ""
-        print(f"  {name} prefill {sequences} x {length}: {rate:,.0f} tok/s{share}", flush=True)
+        print(f"  {name} prefill {sequences} x {length}: {rate:,.0f} tok/s", flush=True)
     timing = time_prefill(executor, 1, FIRST_TOKEN_LENGTH)
     result["ttft_4096_ms"] = vars(timing)
     print(f"  {name} TTFT of {FIRST_TOKEN_LENGTH} tokens: {timing.milliseconds:.1f} ms", flush=True)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from examples.bench import gpu_peers
-from examples.bench.gpu import LLAMA_8B
+from examples.bench.gpu_shapes import LLAMA_8B
 from examples.bench.gpu_peers import table
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
 from examples.bench.peers.failures import RunFailed
@@ -68,7 +68,7 @@ def job(*parts: str, repeats: int) -> GpuJob:
 def test_a_decode_is_what_full_steps_take_whatever_the_prompts_and_the_end_cost() -> None:
     found = measure(Simulated().timed, job("decode", repeats=1))
     assert found == {
-        f"decode of {batch}, ms": pytest.approx(batch) for batch in (1, 16, 64, 128, 256)
+        f"decode of {batch} at 1024, ms": pytest.approx(batch) for batch in (1, 16, 64, 128, 256)
     }
 
 

@@ -7,19 +7,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-PREFILLS = ((64, 1024), (32, 4096))
-"""Prompts and their length."""
 FIRST_TOKEN_LENGTH = 4096
 _START_LENGTH = 16
-DECODE_BATCHES = (1, 16, 64, 128, 256)
 DECODE_CONTEXT = 1024
-OFFLINE_REQUESTS, INPUT_LEN, OUTPUT_LEN = 512, 512, 256
-MAX_SEQUENCES, MAX_TOKENS = 512, 8192
-"""What an engine takes: sequences, and tokens of a sequence as of a step."""
+INPUT_LEN, OUTPUT_LEN = 512, 256
+MAX_SEQUENCES, MAX_STEP_TOKENS = 512, 8192
+"""What a step takes."""
 PARTS = ("start", "prefill", "first token", "decode", "offline")
 _BEGIN, _STEPS = 65, 128
 """Tokens after which decodes count, more than the steps that the prompts take; how many count."""
@@ -27,6 +24,24 @@ _BEGIN, _STEPS = 65, 128
 Timed = Callable[[int, int, int], float]
 """(requests, prompt tokens, new tokens) -> seconds until all tokens have come, of requests that are
 sent at once, greedy, without end-of-sequence tokens; prompts are others each time."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a shape is timed with."""
+
+    decodes: tuple[tuple[int, int], ...] = tuple((n, DECODE_CONTEXT) for n in (1, 16, 64, 128, 256))
+    """Sequences and their context in tokens."""
+    prefills: tuple[tuple[int, int], ...] = ((64, 1024), (32, 4096))
+    """Prompts and their length in tokens."""
+    offline: tuple[int, int, int] = (512, INPUT_LEN, OUTPUT_LEN)
+    """Requests, tokens of each prompt and of each output."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, a decode's second half included."""
+        lengths = [length for _, length in (*self.decodes, *self.prefills)]
+        return max(MAX_STEP_TOKENS, *(length + _STEPS for length in lengths), sum(self.offline[1:]))
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class GpuJob:
     parts: tuple[str, ...]
     """Of PARTS."""
     repeats: int = 3
+    workload: Workload = field(default_factory=Workload)
     sent_at: float = field(default_factory=time.time)
     """Seconds since 1970; a process is started for the job then."""
 
@@ -49,7 +65,17 @@ class GpuJob:
 
 
 def read_gpu_job() -> GpuJob:
-    return GpuJob(**json.load(sys.stdin))
+    given = json.load(sys.stdin)
+    workload = Workload(
+        decodes=_pairs(given["workload"]["decodes"]),
+        prefills=_pairs(given["workload"]["prefills"]),
+        offline=tuple(given["workload"]["offline"]),
+    )
+    return GpuJob(**given | {"parts": tuple(given["parts"]), "workload": workload})
+
+
+def _pairs(given: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((sequences, length) for sequences, length in given)
 
 
 def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
@@ -61,29 +87,31 @@ def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
         timed(1, _START_LENGTH, 1)
         found["start to first token, s"] = time.time() - job.sent_at
     if "prefill" in parts:
-        for requests, length in PREFILLS:
+        for requests, length in job.workload.prefills:
             seconds = _median(partial(timed, requests, length, 1), repeats)
             found[f"prefill {requests} x {length}, tok/s"] = requests * length / seconds
     if "first token" in parts:
         seconds = _median(partial(timed, 1, FIRST_TOKEN_LENGTH, 1), 2 * repeats + 1)
         found[f"first token of {FIRST_TOKEN_LENGTH}, ms"] = seconds * 1e3
     if "decode" in parts:
-        for batch in DECODE_BATCHES:
-            found[f"decode of {batch}, ms"] = 1e3 * decode_seconds(timed, batch, repeats)
+        for batch, context in job.workload.decodes:
+            seconds = decode_seconds(timed, batch, context, repeats)
+            found[f"decode of {batch} at {context}, ms"] = 1e3 * seconds
     if "offline" in parts:
-        seconds = _median(partial(timed, OFFLINE_REQUESTS, INPUT_LEN, OUTPUT_LEN), repeats)
-        name = f"offline {OFFLINE_REQUESTS} x ({INPUT_LEN} in, {OUTPUT_LEN} out), tok/s"
-        found[name] = OFFLINE_REQUESTS * OUTPUT_LEN / seconds
+        requests, given, asked = job.workload.offline
+        seconds = _median(partial(timed, requests, given, asked), repeats)
+        name = f"offline {requests} x ({given} in, {asked} out), tok/s"
+        found[name] = requests * asked / seconds
     return found
 
 
-def decode_seconds(timed: Timed, batch: int, repeats: int) -> float:
-    """Of a step in which `batch` sequences decode, at DECODE_CONTEXT tokens in the middle.
+def decode_seconds(timed: Timed, batch: int, context: int, repeats: int) -> float:
+    """Of a step in which `batch` sequences decode, at `context` tokens in the middle.
 
     Two loads that differ in `_STEPS` tokens a sequence alone: prompts, the steps that they share
     with decodes, and the steps of the sequences that end last are the same in both.
     """
-    prompt = DECODE_CONTEXT - _BEGIN - _STEPS // 2
+    prompt = context - _BEGIN - _STEPS // 2
     timed(batch, prompt, _BEGIN + _STEPS)
     steps = [
         timed(batch, prompt, _BEGIN + _STEPS) - timed(batch, prompt, _BEGIN) for _ in range(repeats)

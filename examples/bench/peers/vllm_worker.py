@@ -14,7 +14,7 @@ from vllm import LLM, SamplingParams
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import (
     MAX_SEQUENCES,
-    MAX_TOKENS,
+    MAX_STEP_TOKENS,
     GpuJob,
     measure,
     read_gpu_job,
@@ -34,8 +34,8 @@ class Engine:
             load_format="dummy" if job.dummy_weights else "auto",
             kv_cache_dtype="fp8" if job.fp8_kv else "auto",
             enable_prefix_caching=False,
-            max_model_len=MAX_TOKENS,
-            max_num_batched_tokens=MAX_TOKENS,
+            max_model_len=job.workload.longest,
+            max_num_batched_tokens=MAX_STEP_TOKENS,
             max_num_seqs=MAX_SEQUENCES,
         )
         self._work = Work(self._llm.llm_engine.vllm_config.model_config.get_vocab_size())
