@@ -144,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dummy-weights", action="store_true")
+    parser.add_argument("--kv-bytes", type=int, help="of the pool of each of the three servers")
     given = parser.parse_args(arguments)
     if given.engine is None:
         for method in KINDS:
@@ -152,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     shape = Shape(given.input_len, given.output_len)
     options = ["--dummy-weights"] if given.dummy_weights else []
+    if given.kv_bytes is not None:
+        options += ["--kv-bytes", str(given.kv_bytes)]
     for streams in given.streams or [1]:
         load = Load(streams, concurrency=streams)
         report(streams, compare(given.engine, load, shape, rounds=given.rounds, options=options))
