@@ -33,7 +33,7 @@ from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
 from trtc.builder.provenance import provenance_of
 from trtc.builder.recipe_budget import find_recipes
-from trtc.builder.report import Report, make_report, write_report
+from trtc.builder.report import Report, make_report, starved_note, write_report
 from trtc.builder.report_frontier import FrontierPoint
 from trtc.builder.request import BuildRequest
 from trtc.builder.sbom import write_sbom
@@ -575,11 +575,7 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = [*job.notes, *compiled.notes]
     if calibration is not None and calibration.starved_experts:
-        starved = len(calibration.starved_experts)
-        notes.append(
-            f"experts that the calibration text hardly reached: {starved}; "
-            "they were calibrated on all tokens of their layer"
-        )
+        notes.append(starved_note(calibration.starved_experts))
     calibrated_on = None if calibration is None else calibration.sha256
     if accuracy is not None and accuracy.text_sha256 == calibrated_on:
         notes.append("accuracy was measured on the calibration text, which flatters it")

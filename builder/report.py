@@ -51,6 +51,7 @@ _COMPARED = ("Divergence (KL)", "Same first choice")
 _ROUNDED_ON_CPUS = ("int4", "w4a8", "fp8", "mixed")
 """How the names of schemes begin whose activations the CPU target rounds."""
 _WORST_IN_TERMINAL = 3
+_MAX_NAMED = 8
 _BLOCKS = "░▒▓█"
 """Of the terminal's map, calm to noisy."""
 _MAP_COLUMNS = 48
@@ -365,6 +366,16 @@ def short_expert(name: str) -> str:
     """`model.layers.3.mlp.experts.5` -> `layer 3 expert 5`."""
     parts = name.split(".")
     return f"layer {parts[parts.index('layers') + 1]} expert {parts[-1]}"
+
+
+def starved_note(experts: Sequence[str]) -> str:
+    """A note that names experts which calibration text hardly reached, the first of many."""
+    named = ", ".join(short_expert(name) for name in experts[:_MAX_NAMED])
+    more = f" and {len(experts) - _MAX_NAMED} more" if len(experts) > _MAX_NAMED else ""
+    return (
+        f"{len(experts)} experts that the calibration text hardly reached were calibrated on all "
+        f"tokens of their layer: {named}{more}"
+    )
 
 
 def summary(report: Report) -> RenderableType:

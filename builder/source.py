@@ -128,7 +128,7 @@ def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
     checkpoint = open_checkpoint(str(directory))
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
-    spec = settle_embeddings(source.calibrated_spec, reader)
+    spec = settle_experts(settle_embeddings(source.calibrated_spec, reader), reader)
     check_tensors(spec, reader, quantization)
     return dataclasses.replace(source, spec=spec, reader=reader, quantization=quantization)
 

@@ -13,12 +13,30 @@ from torch import nn
 
 from trtc.protos.errors import UnsupportedError
 
+_PROJ = ("gate_proj", "up_proj", "down_proj")
+_NUMBERED = ("w1", "w3", "w2")
 _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
-    "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
-    "MixtralExperts": ("w1", "w3", "w2"),
+    "DeepseekV2Experts": _PROJ,
+    "DeepseekV3Experts": _PROJ,
+    "Ernie4_5_MoeExperts": _PROJ,
+    "Glm4MoeExperts": _PROJ,
+    "Glm4MoeLiteExperts": _PROJ,
+    "GraniteMoeExperts": _PROJ,
+    "GraniteMoeHybridExperts": _PROJ,
+    "GraniteMoeSharedExperts": _PROJ,
+    "Lfm2MoeExperts": _NUMBERED,
+    "MiniMaxM2Experts": _NUMBERED,
+    "Mistral4Experts": _PROJ,
+    "MixtralExperts": _NUMBERED,
     "NemotronHExperts": ("up_proj", "down_proj"),
+    "OlmoeExperts": _PROJ,
+    "Qwen2MoeExperts": _PROJ,
+    "Qwen3MoeExperts": _PROJ,
+    "Qwen3NextExperts": _PROJ,
+    "Qwen3_5MoeExperts": _PROJ,
 }
-"""Gate, if there is one, up and down as the hub's checkpoints name them, by Transformers' class."""
+"""Gate, if there is one, up and down as checkpoints name them, by Transformers' class. They all
+compute down(act_fn(gate(x)) * up(x)), with gate's rows first where gate and up are one tensor."""
 
 STARVED_TOKENS = 64
 """An expert that calibration routes fewer tokens to has no statistics of its own."""
@@ -115,7 +133,7 @@ def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
             raise UnsupportedError(
                 f"are {kind}, which trtc cannot quantise",
                 field=path,
-                remedy=f"It knows {', '.join(_LINEAR_NAMES)}; build with --dtype bf16",
+                remedy="Build with --dtype bf16, or give a quantised checkpoint",
             )
     return tuple(replaced)
 

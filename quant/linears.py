@@ -24,6 +24,8 @@ NEVER_QUANTIZED = (
     "*kv_b_proj*",
     "*mlp.gate.*",
     "*block_sparse_moe.gate.*",
+    "*feed_forward.gate.*",
+    "*shared_expert_gate.*",
     # Of delta nets: how much a head writes and forgets, a number a token.
     "*.in_proj_a.*",
     "*.in_proj_b.*",

@@ -23,6 +23,7 @@ from trtc.quant.layer_error import measure_layers
 from trtc.quant.linears import BATCH, NEVER_QUANTIZED, quantizable_linears, run_decoder
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.scheme import Modelopt, Scheme
+from trtc.quant.shared_norms import norms_kept_for_others
 
 _MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
 """Calibration tokens by algorithm. AWQ tries many scales a linear on all of them; its authors find
@@ -129,7 +130,8 @@ def calibrate(
             guard.remove()
         _check_scales(model)
         # The export does this too: once done, what is measured is what is shipped.
-        requantize_resmooth_fused_llm_layers(model)
+        with norms_kept_for_others(model):
+            requantize_resmooth_fused_llm_layers(model)
 
 
 def kv_scales(model: Any, tokens: TokenSet) -> dict[str, float]:
@@ -223,7 +225,7 @@ def export(model: Any, output_dir: Path) -> None:
         from modelopt.torch.export import export_hf_checkpoint
 
         prepare_export()
-        with torch.inference_mode():
+        with torch.inference_mode(), norms_kept_for_others(model):
             export_hf_checkpoint(model, export_dir=output_dir)
     for file in output_dir.iterdir():
         file.chmod(0o644)  # safetensors writes them for the owner alone

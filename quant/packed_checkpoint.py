@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trtc.protos.errors import UnsupportedError
+from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
 from trtc.quant.pack import pack_words
 from trtc.quant.site_format import SiteFormat
@@ -65,7 +66,7 @@ class PackedCheckpoint:
         self._output_dir = output_dir
         self._formats = formats
         self._source = _Stored(_files(model_dir))
-        self._stored_as = _stored_names(list(formats), self._source.file_of)
+        self._stored_as, self._taken_apart = _stored_names(list(formats), self._source.file_of)
         self._files: list[tuple[str, ...]] = []
 
     def add(self, linears: Mapping[str, Rounded]) -> None:
@@ -90,7 +91,7 @@ class PackedCheckpoint:
             kv_scales: by names of tensors; empty: the KV cache is not quantised.
         """
         rounded = {f"{prefix}.weight" for prefix in self._stored_as.values()}
-        kept = sorted(set(self._source.file_of) - rounded)
+        kept = sorted(set(self._source.file_of) - rounded - self._taken_apart)
         scales = {name: torch.tensor(scale) for name, scale in sorted(kv_scales.items())}
         self._write({**{name: self._source.read(name) for name in kept}, **scales})
         self._write_index()
@@ -170,23 +171,42 @@ def _files(model_dir: Path) -> dict[str, Path]:
     return found
 
 
-def _stored_names(linears: Sequence[str], tensors: Mapping[str, Path]) -> dict[str, str]:
+def _stored_names(
+    linears: Sequence[str], tensors: Mapping[str, Path]
+) -> tuple[dict[str, str], frozenset[str]]:
+    """What linears are called in the written checkpoint, and tensors of experts that they replace.
+
+    Raises:
+        UnsupportedError: the source has no tensor for a linear, or has it in one with others.
+    """
     stored: dict[str, str] = {}
     for tensor in tensors:
-        if tensor.endswith(".weight"):
-            stored.setdefault(
-                _plain(tensor.removesuffix(".weight")), tensor.removesuffix(".weight")
-            )
-    found = {}
+        stored.setdefault(_plain(tensor), tensor)
+    found: dict[str, str] = {}
+    fused: set[str] = set()
     for name in linears:
-        if _plain(name) not in stored:
-            raise UnsupportedError(
-                "has no tensor of its own in the checkpoint",
-                field=name,
-                remedy="Quantise with --dtype int4_awq",
-            )
-        found[name] = stored[_plain(name)]
-    return found
+        own = stored.get(f"{_plain(name)}.weight")
+        if own is not None:
+            found[name] = own.removesuffix(".weight")
+        else:
+            found[name], tensor = _of_fused(name, stored)
+            fused.add(tensor)
+    return found, frozenset(fused)
+
+
+def _of_fused(name: str, stored: Mapping[str, str]) -> tuple[str, str]:
+    """The name of an expert's linear, and of the tensor that has it of all experts."""
+    module, _, within = _plain(name).rpartition(f".{EXPERTS}.")
+    for gate_up, down in (*FUSED_EXPERTS, *FUSED_GATELESS):
+        part = down if within.endswith(f".{DOWN}") else gate_up
+        tensor = stored.get(f"{module}.{part}")
+        if module and tensor is not None:
+            return f"{tensor.removesuffix(part)}{EXPERTS}.{within}", tensor
+    raise UnsupportedError(
+        "has no tensor of its own in the checkpoint",
+        field=name,
+        remedy="Quantise with --dtype int4_awq",
+    )
 
 
 def _plain(name: str) -> str:

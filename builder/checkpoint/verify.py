@@ -20,6 +20,7 @@ from trtc.builder.spec import (
     RecurrentSpec,
 )
 from trtc.protos.errors import CheckpointError
+from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.scheme import CheckpointQuantization
 
 Shape = tuple[int, ...]
@@ -145,9 +146,7 @@ def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     """Routed experts lie in tensors of their own, or all of a layer's in two: as the checkpoint has
     them.
 
-    Two tensors are `experts.gate_up_proj` [E, 2 * I, H], the gate's rows first, or without a gate
-    `experts.up_proj` [E, I, H], and `experts.down_proj` [E, H, I], as newer Transformers and
-    Qwen3.5 save them.
+    quant/fused_experts.py says which two.
     """
     layers = (
         dataclasses.replace(layer, mlp=_settled_experts(layer.mlp, reader))
@@ -158,32 +157,35 @@ def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     return dataclasses.replace(spec, layers=tuple(layers))
 
 
-_FUSED, _UP, _DOWN = "gate_up_proj", "up_proj", "down_proj"
-
-
 def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:
     first = mlp.experts[0]
-    prefix = first.down.name.removesuffix(f".0.{_DOWN}")
-    if prefix == first.down.name or first.down.weight_name in reader:
+    module = first.down.name.removesuffix(f".{EXPERTS}.0.{DOWN}")
+    if module == first.down.name or first.down.weight_name in reader:
         return mlp
-    fused = f"{prefix}.{_UP if first.gate is None else _FUSED}"
-    if fused not in reader:
-        return mlp
-    number, width, hidden = len(mlp.experts), first.up.out_features, first.up.in_features
+    for up, down in FUSED_EXPERTS if first.gate is not None else FUSED_GATELESS:
+        if f"{module}.{up}" in reader:
+            return _fused_experts(mlp, f"{module}.{up}", f"{module}.{down}")
+    return mlp
 
-    def part(index: int, first: int, rows: int) -> LinearSpec:
-        of = OfExperts(index, number, rows, first=first)
-        return LinearSpec(fused, hidden, width, of_experts=of)
 
-    def settled(index: int, expert: DenseMlpSpec) -> DenseMlpSpec:
-        downs = OfExperts(index, number, hidden)
-        down = LinearSpec(f"{prefix}.{_DOWN}", width, hidden, of_experts=downs)
+def _fused_experts(mlp: MoeMlpSpec, both: str, downs: str) -> MoeMlpSpec:
+    """The same experts, as parts of two tensors."""
+    number = len(mlp.experts)
+
+    def fused(index: int, expert: DenseMlpSpec) -> DenseMlpSpec:
+        hidden, width = expert.up.in_features, expert.up.out_features
+        down = LinearSpec(downs, width, hidden, of_experts=OfExperts(index, number, hidden))
+
+        def part(first: int, rows: int) -> LinearSpec:
+            of = OfExperts(index, number, rows, first=first)
+            return LinearSpec(both, hidden, width, of_experts=of)
+
         if expert.gate is None:
-            return dataclasses.replace(expert, up=part(index, 0, width), down=down)
-        gate, up = part(index, 0, 2 * width), part(index, width, 2 * width)
+            return dataclasses.replace(expert, up=part(0, width), down=down)
+        gate, up = part(0, 2 * width), part(width, 2 * width)
         return dataclasses.replace(expert, gate=gate, up=up, down=down)
 
-    experts = (settled(index, expert) for index, expert in enumerate(mlp.experts))
+    experts = (fused(index, expert) for index, expert in enumerate(mlp.experts))
     return dataclasses.replace(mlp, experts=tuple(experts))
 
 

@@ -1,6 +1,4 @@
-"""Granite 3 with experts: Granite's multipliers, the experts of a layer in two tensors."""
-
-import dataclasses
+"""Granite 3 with experts: Granite's multipliers."""
 
 from trtc.builder.families import common, mixture
 from trtc.builder.families.config import Config
@@ -12,7 +10,6 @@ from trtc.builder.spec import (
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
-    OfExperts,
     RouterSpec,
 )
 
@@ -58,26 +55,11 @@ def granite_mlp(config: Config, layer: str, experts: int, shared: int) -> DenseM
 
 
 def _experts(config: Config, prefix: str, number: int) -> MoeMlpSpec:
-    hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
-    act = common.activation(config)
-    both, down = f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
-
-    def expert(index: int) -> DenseMlpSpec:
-        gate = OfExperts(index, number, 2 * width)
-        up = dataclasses.replace(gate, first=width)
-        return DenseMlpSpec(
-            gate=LinearSpec(both, hidden, width, of_experts=gate),
-            up=LinearSpec(both, hidden, width, of_experts=up),
-            down=LinearSpec(down, width, hidden, of_experts=OfExperts(index, number, hidden)),
-            activation=act,
-        )
-
+    router = LinearSpec(f"{prefix}.router.layer", config.integer("hidden_size"), number)
+    width = config.integer("intermediate_size")
     return MoeMlpSpec(
-        RouterSpec(
-            LinearSpec(f"{prefix}.router.layer", hidden, number),
-            mixture.experts_per_token(config, number, 2),
-        ),
-        tuple(expert(index) for index in range(number)),
+        RouterSpec(router, mixture.experts_per_token(config, number, 2)),
+        mixture.gated_experts(config, prefix, number, width),
     )
 
 

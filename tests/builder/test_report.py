@@ -15,6 +15,7 @@ from trtc.builder.report import (
     make_report,
     report_html,
     short_expert,
+    starved_note,
     summary,
     verdict,
     write_report,
@@ -246,6 +247,12 @@ def test_starved_experts_and_notes_are_told() -> None:
     text = Page(report_html(a_report())).text
     assert "layer 1 expert 5" in text
     assert "mind <this>" in text
+
+
+def test_a_note_names_the_first_of_many_starved_experts() -> None:
+    names = [f"model.layers.2.mlp.experts.{number}" for number in range(11)]
+    assert starved_note(names[:1]).endswith("layer: layer 2 expert 0")
+    assert starved_note(names).endswith("layer 2 expert 7 and 3 more")
 
 
 def cells(svg: str) -> list[ElementTree.Element]:

@@ -30,6 +30,11 @@ WIDE: dict[str, Any] = {
     "max_position_embeddings": MAX_SEQ_LEN,
 }
 """Sizes that groups of 128 divide."""
+LATENT: dict[str, Any] = {
+    "moe_intermediate_size": 128,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "gemma2": {"head_dim": 32},
@@ -47,6 +52,29 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "moe_shared_expert_intermediate_size": 64,
     },
+    "lfm2_moe": {"moe_intermediate_size": 128, "num_hidden_layers": 4},
+    "qwen2_moe": {
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "num_hidden_layers": 2,
+    },
+    "qwen3_next": {
+        "linear_value_head_dim": 32,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    },
+    "qwen3_5_moe": {
+        "linear_value_head_dim": 32,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    },
+    "glm4_moe": {"moe_intermediate_size": 128, "num_hidden_layers": 2},
+    "minimax_m2": {"intermediate_size": 128},
+    "olmoe": {"intermediate_size": 128},
+    "granite_moe": {"intermediate_size": 128},
+    "granite_moe_shared": {"intermediate_size": 128, "shared_intermediate_size": 128},
+    "ernie4_5_moe": {"moe_intermediate_size": 128, "num_hidden_layers": 4},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), LATENT),
     "qwen3_5": {"linear_value_head_dim": 32, "num_hidden_layers": 4},
 }
 CASES = [
@@ -60,6 +88,8 @@ CASES = [
     ("qwen3_5", "int4_awq"),
     ("mixtral", "int8_sq"),
     ("mixtral", "w4a8_awq"),
+    ("deepseek_v3", "int4_awq"),
+    ("qwen2_moe", "int8_sq"),
 ]
 
 
@@ -119,17 +149,30 @@ def effective(tensors: dict[str, Any], weights: dict[str, Any], family: str) -> 
 def input_norm(tensors: dict[str, Any], linear: str, family: str) -> Any:
     head, _, tail = linear.partition("layers.")
     layer = f"{head}layers.{tail.split('.')[0]}"
-    if linear.endswith(("q_proj", "k_proj", "v_proj", "qkv_proj")):
+    if ".in_proj_" in linear or linear.endswith(
+        ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "with_mqa")
+    ):
         norm = f"{layer}.input_layernorm.weight"
-    elif linear.endswith(("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", ".gate")):
+    elif linear.endswith(("q_b_proj", "kv_b_proj")):
+        norm = f"{linear.removesuffix('_b_proj')}_a_layernorm.weight"
+    elif linear.endswith(
+        ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", ".gate", "expert_gate")
+    ):
         gemma = f"{layer}.pre_feedforward_layernorm.weight"
         norm = gemma if gemma in tensors else f"{layer}.post_attention_layernorm.weight"
     else:
         return np.ones(1)
     weight = tensors[norm].astype(np.float64)
-    return 1.0 + weight if family == "gemma2" else weight
+    return 1.0 + weight if family in ("gemma2", "qwen3_5") else weight
 
 
+UNQUANTIZED = (
+    ".gate.weight",
+    ".shared_expert_gate.weight",
+    ".kv_b_proj.weight",
+    ".in_proj_a.weight",
+    ".in_proj_b.weight",
+)
 NOISE = {"fp8": 0.0015, "int8_sq": 0.0005, "int4_awq": 0.03, "w4a8_awq": 0.03, "nvfp4": 0.015}
 """Share of a weight's power: the squares of half a step of each format, with room."""
 
@@ -144,9 +187,9 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     assert {e.layer for e in result.facts.layers} >= {n for n in linears if "expert" not in n}
     assert result.quantization.scheme.name == scheme
 
-    routers = [n.removesuffix(".weight") for n in original if n.endswith(".gate.weight")]
-    exact = {n: original[f"{n}.weight"].astype(np.float64) for n in (*linears, *routers)}
-    found = {n: result.tensors[f"{n}.weight"].astype(np.float64) for n in routers}
+    kept = [n.removesuffix(".weight") for n in original if n.endswith(UNQUANTIZED)]
+    exact = {n: original[f"{n}.weight"].astype(np.float64) for n in (*linears, *kept)}
+    found = {n: result.tensors[f"{n}.weight"].astype(np.float64) for n in kept}
     for name, linear in linears.items():
         tensors = canonical(linear, result.tensors)
         scale = tensors.get("pre_quant_scale", np.ones(1)).astype(np.float64)
@@ -154,7 +197,7 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     found = effective(result.tensors, found, family)
     for name, weight in effective(original, exact, family).items():
         noise = np.square(found[name] - weight).sum() / np.square(weight).sum()
-        assert noise < (1e-9 if name in routers else NOISE[scheme]), name
+        assert noise < (1e-9 if name in kept else NOISE[scheme]), name
 
 
 def test_canonical_tensors_have_the_declared_form(tmp_path: Path) -> None:
