@@ -19,6 +19,10 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "u8": np.dtype(np.uint8),
 }
 E4M3_MAX = 448.0
+LARGEST_CODES = {"f8e4m3": E4M3_MAX, "i8": 127.0}
+"""What the largest magnitude of a row, or a group of it, becomes."""
+LEAST_MAGNITUDE = 1e-10
+"""Rows of which all are smaller are scaled as if it was their largest: zeros stay zeros."""
 
 
 def cast(x: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
@@ -52,3 +56,24 @@ def quantize(
         with np.errstate(over="ignore"):  # an infinite quotient saturates
             values = values / out_scale.astype(np.float32)
     return cast(values, out_dtype)
+
+
+def quantize_rows(
+    x: NDArray[np.generic], scales: int, out_dtype: str
+) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+    """Symmetric codes of x [M, K] by the largest magnitude of each row's K / scales channels.
+
+    Returns:
+        (codes [M, K] of `out_dtype`, f8e4m3 or i8; f32 scales [M, scales]): x = scale * code.
+    """
+    groups = x.astype(np.float32).reshape(len(x), scales, -1)
+    largest = np.maximum(np.max(np.abs(groups), axis=-1), np.float32(LEAST_MAGNITUDE))
+    scale = largest / np.float32(LARGEST_CODES[out_dtype])
+    return cast(groups / scale[..., None], out_dtype).reshape(x.shape), scale
+
+
+def dequantize_rows(codes: NDArray[np.generic], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What `quantize_rows`' codes stand for."""
+    groups = codes.astype(np.float32).reshape(*scale.shape, -1)
+    values: NDArray[np.float32] = (groups * scale[..., None]).reshape(codes.shape)
+    return values

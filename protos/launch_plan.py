@@ -95,7 +95,8 @@ class Matrix(Record, frozen=True):
 
 
 class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
-    """out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias), by cuBLASLt."""
+    """out = x @ weight.T (* input_scale or row_scale, * weight_scale) (+ residual) (+ bias), by
+    cuBLASLt."""
 
     x: Matrix
     weight: Matrix
@@ -110,6 +111,8 @@ class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
     """f32 [rows of the weight]."""
     residual: Matrix | None = None
     """Has the type of `out`, and may be `out` itself."""
+    row_scale: Address | None = None
+    """f32 [rows of x]."""
 
 
 class CollectiveCall(Record, frozen=True, tag_field="do", tag="collective"):

@@ -41,7 +41,7 @@ enum class DType { f32, bf16, f16, f8e4m3, f4e2m1, i8, i4, u4, i32, u8 };
 enum class Activation { silu, gelu_tanh, relu2, quick_gelu, sigmoid };
 enum class Layout { row_major, packed, planes, compact };
 enum class Multiply { exact, dynamic_i8 };
-enum class ActQuant { none, f8e4m3, i8, dynamic_i8 };
+enum class ActQuant { none, f8e4m3, i8, dynamic_f8e4m3, dynamic_i8 };
 enum class Score { softmax, sigmoid };
 enum class GroupScore { max, top2_sum };
 

@@ -245,6 +245,8 @@ template <class T>
 Floats rounded(Floats x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
+  } else if constexpr (std::is_same_v<T, f8e4m3>) {
+    return f8e4m3_values(f8e4m3_bits(x));
   } else {
     static_assert(std::is_same_v<T, bf16>);
     return as_floats(bf16_bits(x) << 16);

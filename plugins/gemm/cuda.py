@@ -1,6 +1,6 @@
 """linear on a GPU.
 
-integers    mixed_input.py, whatever the rows
+integers    mixed_input.py, whatever the rows; E4M3 in groups too
 few rows    skinny.cu, cut by the tables of skinny.py
 more        streamed.cu, cut by those of streamed.py, where there is one for the SM and the sizes
 many        cuBLASLt where it takes the site, the softcap of its logits applied after it;
@@ -32,12 +32,14 @@ def tile_product(
     input_scale,
     bias,
     residual,
+    row_scale,
     dims,
     out,
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -79,6 +81,9 @@ def tile_product(
             sums = sums * scale[None, :]
         if input_scale is not None:
             sums = sums * tl.load(input_scale)
+        if row_scale is not None:
+            scales = row_scale + row * SCALE_STRIDE
+            sums = sums * tl.load(scales, mask=is_row, other=0.0)[:, None]
         if bias is not None:
             sums = sums + tl.load(bias + column, mask=is_column, other=0.0)[None, :]
         if SOFTCAP > 0:
@@ -117,9 +122,9 @@ def lower_gemm(site: Site) -> tuple[Variant, ...]:
     """Variants of a linear whose weight is row-major, or 4-bit in tiles.
 
     Raises:
-        UnsupportedError: integer weights in groups that are too small for the tensor cores.
+        UnsupportedError: weights in groups that are too small for the tensor cores.
     """
-    if site.attributes["weight_dtype"] in _INTEGERS:
+    if site.attributes["weight_dtype"] in _INTEGERS or site.attributes["group_size"]:
         return lower_mixed_input(site)
     many = Variant(work=_many_rows(site), max_rows=site.limits.max_num_tokens)
     return (*_few_rows(site), many)
@@ -140,7 +145,7 @@ def _many_rows(site: Site) -> tuple[Launch | Gemm, ...]:
     capped = float(site.attributes["softcap"]) > 0
     if not _has_library_product(site) or (capped and site.dtypes["out"] != "f32"):
         return (tiles_launch(site),)
-    optional = ("input_scale", "weight_scale", "bias", "residual")
+    optional = ("input_scale", "weight_scale", "bias", "residual", "row_scale")
     names = {name: name for name in optional if site.has(name)}
     gemm = Gemm(**names)
     return (gemm, _cap_launch(site)) if capped else (gemm,)
@@ -154,7 +159,9 @@ def _has_library_product(site: Site) -> bool:
         return False
     if weight == "f8e4m3":
         whole = site.axes["N"] % _FP8_MULTIPLE == 0 and site.axes["K"] % _FP8_MULTIPLE == 0
-        return whole and out == "bf16" and site.has("input_scale") and site.has("weight_scale")
+        # cuBLASLt takes scales of rows on sm_90 (CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F).
+        has_scale = site.has("input_scale") or (site.has("row_scale") and site.arch.has_wgmma)
+        return whole and out == "bf16" and has_scale and site.has("weight_scale")
     return (
         weight in ("f32", "bf16") and not site.has("input_scale") and not site.has("weight_scale")
     )
@@ -173,6 +180,7 @@ def tiles_launch(site: Site) -> Launch:
             "COLUMNS": columns,
             "DEPTH": site.axes["K"],
             "X_STRIDE": site.strides["x"],
+            "SCALE_STRIDE": site.strides.get("row_scale", 0),
             "RESIDUAL_STRIDE": site.strides.get("residual", 0),
             "OUT_STRIDE": site.strides["out"],
             "SOFTCAP": float(site.attributes["softcap"]),

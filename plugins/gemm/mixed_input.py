@@ -1,4 +1,4 @@
-"""linear with integer weights on a GPU. Four kernels, by rows:
+"""linear with weights of integers, or of E4M3 in groups, on a GPU. Four kernels, by rows:
 
     few         mixed_input.cu: 4-bit weights in tiles or int8 ones, at the bandwidth of memory
     on sm_90    mixed_input_sm90.cu: the same weights, by WGMMA
@@ -7,7 +7,8 @@
 
 All but the last give exact products; for one row, of numbers that differ from x by less than a
 2^30th of the largest nearby. The last rounds a dequantised weight to bf16, which is where the
-source graph's DequantizeLinear rounds it too. int8 x is always multiplied the third way.
+source graph's DequantizeLinear rounds it too. int8 x is always multiplied the third way, and E4M3
+weights the last two.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,7 @@ from trtc.plugins.gpu.scratch_launch import scratch_launch
 from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 from trtc.plugins.gpu.triton_launch import count_index
 from trtc.plugins.tiles import CHANNELS, ROWS
+from trtc.protos.errors import UnsupportedError
 
 _WIDE = "wide_weight"
 """Scratch buffer: bf16 [N, K]."""
@@ -67,7 +69,7 @@ _MAX_SUMS = 8 * 512
 
 
 def lower_mixed_input(site: Site) -> tuple[Variant, ...]:
-    """The variants of a linear whose weight is of integers.
+    """The variants of a linear whose weight is of integers, or in groups.
 
     Raises:
         UnsupportedError: groups that are too small to be summed apart by the tensor cores.
@@ -219,6 +221,8 @@ def _more(site: Site) -> Iterator[Variant]:
                 "COUNT": count_index(site.rows),
                 "COLUMNS": columns,
                 "DEPTH": site.axes["K"],
+                "SCALES": row_scales(site),
+                "SCALE_STRIDE": site.strides.get("row_scale", 0),
                 "X_STRIDE": site.strides["x"],
                 "OUT_STRIDE": site.strides["out"],
                 "RESIDUAL_STRIDE": site.strides.get("residual", 0),
@@ -237,6 +241,20 @@ def _more(site: Site) -> Iterator[Variant]:
             scratch={},
         )
         yield Variant(work=(launch,), max_rows=more.max_rows)
+
+
+def row_scales(site: Site) -> int:
+    """Of a row of x; 0: it has none of its own.
+
+    Raises:
+        UnsupportedError: several, which are not of the groups of the weight.
+    """
+    count = site.axes["scales"] if site.has("row_scale") else 0
+    if count > 1 and count * int(site.attributes["group_size"]) != site.axes["K"]:
+        raise UnsupportedError(
+            "kernels take scales of an activation in the groups of the weight's", field="row_scale"
+        )
+    return count
 
 
 def _can_widen(site: Site) -> bool:

@@ -1,5 +1,5 @@
-// out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual, for so few rows that
-// reading the weights is the bound.
+// out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual, or with row_scale, one
+// number for each row of x, in place of input_scale, for so few rows that reading the weights is the bound.
 //
 // The other cost is the ramp from one kernel to the next. So a block starts while the kernels
 // before it still run (PDL) and fills its shared memory with weights, which no kernel writes; only
@@ -18,7 +18,8 @@
 // ROW_GROUPS, TEAMS, STAGES, CLUSTER, CLUSTERS; LEAD (the next kernel may start when a team has so
 // many segments left to load); HAS_WGMMA (of sm_90, else those of a warp); X_STRIDE,
 // OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32, HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS,
-// HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of dims counts the rows).
+// HAS_RESIDUAL, HAS_ROW_SCALE (0 or 1); ROW_SCALE_STRIDE; SOFTCAP (0: none); COUNT (which of dims
+// counts the rows).
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
@@ -283,20 +284,45 @@ struct Residual {
   }
 };
 
+// What a thread's sums of its rows are multiplied with. Where there are registers for all, they are
+// loaded before the products, so that a tile's end waits for nothing; else for some sums at a time.
+struct RowScales {
+  static constexpr bool kEarly = ROWS <= 32;
+  static constexpr int kAtOnce = kEarly || !HAS_ROW_SCALE ? kSums : 16;  // sums
+  float value[HAS_ROW_SCALE ? kAtOnce / 2 : 1];
+
+  __device__ inline void load(const float* row_scale, int first, int rows) {
+    if (!HAS_ROW_SCALE) return;
+#pragma unroll
+    for (int i = 0; i < kAtOnce / 2; ++i) {
+      const int row = row_of(first + i / 2 * 4 + i % 2);
+      value[i] = row < rows ? row_scale[row * ROW_SCALE_STRIDE] : 0;
+    }
+  }
+  // Of the i-th sum.
+  __device__ inline float of(int i) const {
+    return value[HAS_ROW_SCALE ? i % kAtOnce / 4 * 2 + i % 2 : 0];
+  }
+};
+
 struct Output {
   float by_input;
+  const float* row_scale;
   void* out;
 
   __device__ inline void store_tile(const float (&sums)[kSums], const Columns& columns,
-                                    const Residual& residual, int tile, int rows) const {
+                                    const Residual& residual, RowScales& scales, int tile,
+                                    int rows) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
+      if (!RowScales::kEarly && i % RowScales::kAtOnce == 0) scales.load(row_scale, i, rows);
       const int which = i % 4 / 2;
       const int column = Columns::column(tile, which);
       if (is_inside(row_of(i), rows, column)) {
         float total = sums[i];
         if (HAS_WEIGHT_SCALE) total *= columns.scale[which];
         if (HAS_INPUT_SCALE) total *= by_input;
+        if (HAS_ROW_SCALE) total *= scales.of(i);
         if (HAS_BIAS) total += columns.offset[which];
         const float softcap = SOFTCAP;
         if (softcap != 0) total = softcap * tanhf(total / softcap);
@@ -336,6 +362,9 @@ __launch_bounds__(kThreads, 1) skinny_linear(
 #if HAS_RESIDUAL
     const void* residual,
 #endif
+#if HAS_ROW_SCALE
+    const float* row_scale,
+#endif
     const int* dims, void* out) {
 #if !HAS_WEIGHT_SCALE
   const float* weight_scale = nullptr;
@@ -345,6 +374,9 @@ __launch_bounds__(kThreads, 1) skinny_linear(
 #endif
 #if !HAS_RESIDUAL
   const void* residual = nullptr;
+#endif
+#if !HAS_ROW_SCALE
+  const float* row_scale = nullptr;
 #endif
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const Teams teams{shared_bytes + kRingBytes};
@@ -374,14 +406,16 @@ __launch_bounds__(kThreads, 1) skinny_linear(
   Columns columns{};
   if (split == 0) columns.load(first_tile, weight_scale, bias);
 #if HAS_INPUT_SCALE
-  const Output output{load_early(input_scale), out};
+  const Output output{load_early(input_scale), row_scale, out};
 #else
-  const Output output{1, out};
+  const Output output{1, row_scale, out};
 #endif
   wait_for_earlier_kernels();
   ring.ask_for_x(first_tile);
   Residual more;
   if (split == 0) more.load(residual, first_tile, ring.rows);
+  RowScales scales;
+  if (split == 0 && RowScales::kEarly) scales.load(row_scale, 0, ring.rows);
 #if CLUSTER > 1
   wait_for_cluster();
 #endif
@@ -407,7 +441,7 @@ __launch_bounds__(kThreads, 1) skinny_linear(
     }
     blocks.collect(sums, last);
 #endif
-    output.store_tile(sums, columns, more, tile, ring.rows);
+    output.store_tile(sums, columns, more, scales, tile, ring.rows);
     if (!last) {
       columns.load(tile + CLUSTERS, weight_scale, bias);
       more.load(residual, tile + CLUSTERS, ring.rows);

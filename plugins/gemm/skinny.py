@@ -21,7 +21,10 @@ _ROW_BYTES = 128
 _CHUNK_BYTES = 16
 _MOST_STAGES = 8
 _LEAD = 12
+_ANY = 1 << 30
 _DEEP_BYTES = 8192
+_MOST_BY_ROW = 64
+"""Rows of cuts whose registers hold scales of rows beside a residual."""
 _HALF_IDLE_ROWS = 16
 """With so many a narrow product of long rows is left to streamed.cu's cut for 32, which has twice
 as many blocks: where half of the multiprocessors are idle, the kernels around it suffer. Decode
@@ -91,6 +94,7 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
     row_bytes = DTYPES[dtype].num_bytes(depth)
     if site.dtypes["x"] != dtype or dtype not in ("bf16", "f8e4m3") or row_bytes % _CHUNK_BYTES:
         return ()
+    most = _MOST_BY_ROW if site.has("row_scale") and site.has("residual") else _ANY
     measured = _MEASURED.get(site.sm)
     if measured is None:
         return tuple(
@@ -99,7 +103,8 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
     return tuple(
         Cut(cut.rows, cut.row_groups, cut.teams, _cluster(cut, columns, row_bytes))
         for cut in measured[dtype, shape(columns)]
-        if cut.rows != _HALF_IDLE_ROWS or shape(columns) != "narrow" or row_bytes < _DEEP_BYTES
+        if cut.rows <= most
+        and (cut.rows != _HALF_IDLE_ROWS or shape(columns) != "narrow" or row_bytes < _DEEP_BYTES)
     )
 
 

@@ -1,5 +1,5 @@
-// out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual on the tensor cores of
-// sm_90a, for so few rows that reading the weights takes most of the time, and so many that reading x
+// out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual, or with row_scale, one
+// number for each row of x, in place of input_scale, on the tensor cores of sm_90a, for so few rows that reading the weights takes most of the time, and so many that reading x
 // for each tile of them would take as long.
 //
 // One thread issues TMA loads of the weights and one those of x, each into a ring of its own: that
@@ -17,8 +17,8 @@
 // 128, 192, 256), ROW_GROUPS, TEAMS, SPLITS (as CLUSTER); STAGES, X_STAGES; CLUSTERS (which take every
 // so many-th tile; with several parts one tile each); RUN (segments that are summed by the tensor
 // cores before f32 sums take them, 0: all); OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32,
-// HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS, HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which
-// of dims counts the rows); SHARED_BYTES; GATED (1: out is what gemm/streamed_gated.cuh says).
+// HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS, HAS_RESIDUAL, HAS_ROW_SCALE (0 or 1); ROW_SCALE_STRIDE;
+// SOFTCAP (0: none); COUNT (which of dims counts the rows); SHARED_BYTES; GATED (1: out is what gemm/streamed_gated.cuh says).
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
@@ -274,6 +274,7 @@ struct Output {
   const float *weight_scale, *bias;
   float by_input;
   const void* residual;
+  const float* row_scale;
   void* out;
   int rows;
 
@@ -309,6 +310,14 @@ struct Output {
   __device__ inline void store(const float* sums, const float (&more)[kMore], int first,
                                const Columns& columns) const {
     if (columns.first >= N) return;
+    float by_row[HAS_ROW_SCALE ? kCount : 1];
+    if (HAS_ROW_SCALE) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i % 4 >= 2 || row_of(first + i) >= rows) continue;
+        by_row[i] = row_scale[row_of(first + i) * ROW_SCALE_STRIDE];
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i % 4 >= 2 || row_of(first + i) >= rows) continue;
@@ -318,6 +327,7 @@ struct Output {
         total[j] = sums[i + 2 * j];
         if (HAS_WEIGHT_SCALE) total[j] *= columns.scale[j];
         if (HAS_INPUT_SCALE) total[j] *= by_input;
+        if (HAS_ROW_SCALE) total[j] *= by_row[HAS_ROW_SCALE ? i : 0];
         if (HAS_BIAS) total[j] += columns.offset[j];
         const float softcap = SOFTCAP;
         if (softcap != 0) total[j] = softcap * tanhf(total[j] / softcap);
@@ -393,6 +403,9 @@ __launch_bounds__(kThreads, 1) streamed_linear(
 #if HAS_RESIDUAL
     const void* residual,
 #endif
+#if HAS_ROW_SCALE
+    const float* row_scale,
+#endif
 #if HAS_OUT_SCALE
     const float* __restrict__ out_scale,
 #endif
@@ -405,6 +418,9 @@ __launch_bounds__(kThreads, 1) streamed_linear(
 #endif
 #if !HAS_RESIDUAL
   [[maybe_unused]] const void* residual = nullptr;
+#endif
+#if !HAS_ROW_SCALE
+  [[maybe_unused]] const float* row_scale = nullptr;
 #endif
   let_next_kernel_start();
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -457,7 +473,7 @@ __launch_bounds__(kThreads, 1) streamed_linear(
 #endif
     const Output output{weight_scale, Unit(by_input, by_out), out, rows, shared.outboxes};
 #else
-    const Output output{weight_scale, bias, by_input, residual, out, rows};
+    const Output output{weight_scale, bias, by_input, residual, row_scale, out, rows};
 #endif
     wait_for_earlier_kernels();
     consume(shared, share, output, split);

@@ -10,7 +10,7 @@ from trtc.plugins.gpu.triton_launch import count_index
 GROUP_ROWS = 64
 """Of the weight, that four warps multiply."""
 GROUP_THREADS = 128
-OPTIONAL = ("weight_scale", "input_scale", "bias", "residual")
+OPTIONAL = ("weight_scale", "input_scale", "bias", "residual", "row_scale")
 """Inputs of products of floats, in the order of their kernels' parameters."""
 
 Macros = dict[str, int | float | str]
@@ -42,6 +42,7 @@ def float_macros(site: Site) -> Macros:
         "OUT_F32": int(site.dtypes["out"] == "f32"),
         "RESIDUAL_F32": int(site.dtypes.get("residual") == "f32"),
         **{f"HAS_{name.upper()}": int(site.has(name)) for name in OPTIONAL},
+        "ROW_SCALE_STRIDE": site.strides.get("row_scale", 0),
         "SOFTCAP": float(site.attributes["softcap"]),
         "COUNT": count_index(site.rows),
     }

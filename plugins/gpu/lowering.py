@@ -122,11 +122,12 @@ class Launch:
 class Gemm:
     """One call of cuBLASLt:
 
-        out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias)
+        out = x @ weight.T (* input_scale or row_scale, * weight_scale) (+ residual) (+ bias)
 
     Fields name the operator's parameters, or scratch buffers (bf16, without gaps between rows);
     "" is none. x [rows, K] and weight [N, K] are bf16 or f32 (then without scales), or f8e4m3 with
-    both scales; weight_scale is one a row of the weight. The residual is of the type of out.
+    both scales; weight_scale is one a row of the weight, row_scale one a row of x. The residual is
+    of the type of out.
     """
 
     x: str = "x"
@@ -136,6 +137,7 @@ class Gemm:
     weight_scale: str = ""
     bias: str = ""
     residual: str = ""
+    row_scale: str = ""
 
 
 @dataclass(frozen=True)

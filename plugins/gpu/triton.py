@@ -88,6 +88,49 @@ def quantized(values, pre_scale, out_scale, THROUGH: tl.constexpr, OUT: tl.const
 
 
 @triton.jit
+def scaled_to(values, pre_scale, THROUGH: tl.constexpr):
+    """What `quantized` divides: f32 `values` rounded to THROUGH, times `pre_scale` (or None)."""
+    values = values.to(THROUGH).to(tl.float32)
+    if pre_scale is not None:
+        values = (values * pre_scale).to(THROUGH).to(tl.float32)
+    return values
+
+
+@triton.jit
+def quantized_rows(
+    values,
+    row_scale,
+    COLUMNS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    THROUGH: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    """plugins/rounding.py's `quantize_rows` of [BLOCK] values, which are zeros beyond COLUMNS.
+
+    Stores the scales at `row_scale`, one of all values or one for each COLUMNS / SCALES.
+    """
+    if SCALES == 1:
+        scale = _scale_of(tl.max(tl.abs(values), 0), OUT)
+        tl.store(row_scale, scale)
+        codes = quantized(values, None, scale, THROUGH, OUT)
+    else:
+        WIDTH: tl.constexpr = COLUMNS // SCALES
+        groups = tl.reshape(values, BLOCK // WIDTH, WIDTH)
+        scales = _scale_of(tl.max(tl.abs(groups), 1), OUT)
+        group = tl.arange(0, BLOCK // WIDTH)
+        tl.store(row_scale + group, scales, mask=group < SCALES)
+        codes = tl.reshape(quantized(groups, None, scales[:, None], THROUGH, OUT), BLOCK)
+    return codes
+
+
+@triton.jit
+def _scale_of(largest, OUT: tl.constexpr):
+    LARGEST_CODE: tl.constexpr = 127.0 if OUT.is_int8() else 448.0
+    return tl.div_rn(tl.maximum(largest, 1e-10), LARGEST_CODE)
+
+
+@triton.jit
 def _saturated(values, unit, OUT: tl.constexpr):
     """`values` within OUT's range of units; NaN stays one."""
     if OUT.is_fp8e4nv():
@@ -100,7 +143,7 @@ def _saturated(values, unit, OUT: tl.constexpr):
 @triton.jit
 def _divided(values, by):
     """values / by, rounded once: a product with the inverse and one correction by the remainder
-    (Markstein 1990), for a scalar `by` and quotients that do not overflow."""
+    (Markstein 1990), for quotients that do not overflow."""
     inverse = tl.div_rn(1.0, by)
     quotient = values * inverse
     remainder = tl.fma(-quotient, by, values)

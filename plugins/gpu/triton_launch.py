@@ -8,6 +8,7 @@ from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES
 from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site, Variant
 from trtc.plugins.gpu.sources import KernelParameter, KernelSource
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import UnsupportedError
 
 OVERLAPS = "OVERLAPS"
 """The constant of every kernel that says so (plugins/gpu/triton.py)."""
@@ -17,6 +18,11 @@ _COUNTS = {"tokens": 0, "sequences": 1, "rows": 2}
 """Where `dims` counts an axis."""
 _FEW_ROWS = 8
 """Up to so many, all programs of a step run at once."""
+_MIN_ROW_BLOCK = 256
+_ROW_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8}
+"""By elements of a row."""
+_MOST_ROW_WARPS = 16
+"""For wider rows."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,74 @@ def by_columns(
     if few_rows.block >= min(MANY_ROWS.block, widest) or most <= _FEW_ROWS:
         return (many,)
     return (Variant(work=(launch_of(few_rows),), max_rows=_FEW_ROWS), many)
+
+
+def by_rows(
+    site: Site,
+    function: Any,
+    *,
+    columns: int,
+    vector_of: str,
+    constants: Mapping[str, int | float | bool | str],
+) -> tuple[Variant, ...]:
+    """One launch of a function whose programs take a whole row each, and give it SCALES scales,
+    SCALE_STRIDE after those of the row before; else as `by_columns`.
+
+    Raises:
+        UnsupportedError: as `row_scales`.
+    """
+    block = row_block(columns)
+    launch = site_launch(
+        site,
+        function,
+        constants={
+            "COUNT": count_index(site.rows),
+            "COLUMNS": columns,
+            "SCALES": row_scales(site, columns),
+            "SCALE_STRIDE": site.strides["row_scale"],
+            "BLOCK": block,
+            "VECTOR": vector(site.dtypes[vector_of]),
+            **constants,
+        },
+        programs=Extent(site.rows),
+        num_warps=row_warps(block),
+    )
+    return (Variant(work=(launch,), max_rows=site.limits.max_num_tokens),)
+
+
+def row_block(columns: int) -> int:
+    """Elements of a program that takes a whole row."""
+    return max(_MIN_ROW_BLOCK, power_of_two(columns))
+
+
+def row_warps(block: int) -> int:
+    """Of a program that takes a row of `row_block` elements. It decides the order in which a row is
+    summed, and so does not depend on the number of rows."""
+    return _ROW_WARPS.get(block, _MOST_ROW_WARPS)
+
+
+def row_scales(site: Site, columns: int) -> int:
+    """Scales that a row of the result has of its own; 0: none.
+
+    Raises:
+        UnsupportedError: as `scales_of_row`.
+    """
+    return scales_of_row(columns, site.axes.get("scales", 0))
+
+
+def scales_of_row(columns: int, count: int) -> int:
+    """`count`, if a program can find as many scales of a row of `columns`.
+
+    Raises:
+        UnsupportedError: they are of groups that a program cannot tell apart.
+    """
+    width = columns // max(count, 1)
+    if count > 1 and (width * count != columns or width != power_of_two(width)):
+        raise UnsupportedError(
+            f"{width} channels of {columns} share a scale, and kernels know powers of two",
+            field="scales",
+        )
+    return count
 
 
 def count_index(axis: str) -> int:

@@ -10,7 +10,7 @@
 namespace trtc {
 
 struct linear_args {
-  View x, weight, weight_scale, weight_zero, input_scale, bias, residual, out;
+  View x, weight, weight_scale, weight_zero, input_scale, bias, residual, row_scale, out;
   std::int64_t M;
 };
 
@@ -44,6 +44,10 @@ class LinearEpilogue {
         value = value * load(a_.weight_scale.row<const float>(0) + column, n);
       }
       if constexpr (kHas<typename C::input_scale_t>) value = value * input_scale_;
+      if constexpr (kHas<typename C::row_scale_t>) {
+        static_assert(C::scales == 1, "scales of groups are multiplied into x before");
+        value = value * *a_.row_scale.row<const float>(row);
+      }
       if constexpr (kHas<typename C::bias_t>) value = value + load(a_.bias.row<const float>(0) + column, n);
       if constexpr (C::softcap != 0.f) value = C::softcap * tanh(value / C::softcap);
       if constexpr (kHas<typename C::residual_t>) {

@@ -5,7 +5,8 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 LINEAR = FusedOp(
     name="linear",
-    summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
+    summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual; "
+    "x is multiplied by row_scale",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
         # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py,
@@ -24,6 +25,9 @@ LINEAR = FusedOp(
         Parameter("input_scale", (), ("f32",), role="weight", optional=True),
         Parameter("bias", ("N",), ("f32",), role="weight", optional=True),
         Parameter("residual", ("M", "N"), ("f32", "bf16"), optional=True),
+        # Of x, one for each K / scales channels of a row: quantize's. More than one are of the
+        # groups of the weight.
+        Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
     ),
     outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(

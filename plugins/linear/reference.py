@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from trtc.plugins.compact import unpack_compact
 from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.products import scaled_product
-from trtc.plugins.rounding import cast
+from trtc.plugins.rounding import cast, dequantize_rows
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 
 Array = NDArray[Any]
@@ -22,6 +22,7 @@ def reference(
     input_scale: Array | None,
     bias: Array | None,
     residual: Array | None,
+    row_scale: Array | None,
     *,
     N: int,
     group_size: int,
@@ -31,7 +32,8 @@ def reference(
     softcap: float,
     out_dtype: str,
 ) -> tuple[Array]:
-    """Return x @ dequantised(weight).T * input_scale (+ bias) [softcapped] (+ residual), [M, N]."""
+    """Return (x * row_scale) @ dequantised(weight).T * input_scale (+ bias) [softcapped]
+    (+ residual), [M, N]."""
     if layout == "planes":
         weight = unpack_planes(weight, N, x.shape[1])
     if layout == "compact":
@@ -44,6 +46,8 @@ def reference(
     if layout == "tiles":
         weight = untile(weight, CHANNELS)
         weight_scale, weight_zero = untile_groups(weight_scale), untile_groups(weight_zero)
+    if row_scale is not None:
+        x = dequantize_rows(x, row_scale)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
     if input_scale is not None:
         total = total * input_scale.astype(np.float32)

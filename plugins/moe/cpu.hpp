@@ -30,10 +30,25 @@ constexpr std::int64_t kChunkRows = 256;
 // Panels of an expert that a thread claims at a time.
 constexpr std::int64_t kUnitPanels = 8;
 
-// What an expert's linear multiplies with.
+// What an expert's linear multiplies with: where codes have scales of their rows, what they stand for.
 template <class T, ActQuant kQuant>
-using Quantized = std::conditional_t<kQuant == ActQuant::f8e4m3, f8e4m3,
-                                     std::conditional_t<kQuant == ActQuant::i8, std::int8_t, T>>;
+struct QuantizedTo {
+  using type = T;
+};
+template <class T>
+struct QuantizedTo<T, ActQuant::f8e4m3> {
+  using type = f8e4m3;
+};
+template <class T>
+struct QuantizedTo<T, ActQuant::i8> {
+  using type = std::int8_t;
+};
+template <class T>
+struct QuantizedTo<T, ActQuant::dynamic_f8e4m3> {
+  using type = float;
+};
+template <class T, ActQuant kQuant>
+using Quantized = typename QuantizedTo<T, kQuant>::type;
 
 // One of an expert's two linears: rows [depth] -> [columns].
 template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, class Scale, class InputScale, class Pre,
@@ -63,6 +78,15 @@ struct Half {
     return {weight.row<const std::byte>(0) + expert * bytes,
             scale.data == nullptr ? nullptr : scale.row<const float>(0) + scales,
             zero.data == nullptr ? nullptr : zero.row<const std::uint8_t>(0) + scales, kColumns, kDepth};
+  }
+
+  // The rest of the rounding of a row, which needs all of it.
+  static void finish(X* row) {
+    if constexpr (C::act_quant == ActQuant::dynamic_f8e4m3) {
+      constexpr std::int64_t width = C::group_size > 0 ? C::group_size : kDepth;
+      static_assert(kDepth % width == 0, "groups are whole");
+      round_trip(row, kDepth, width);
+    }
   }
 
   Rounding rounding(std::int64_t expert) const {
@@ -222,6 +246,7 @@ void pack_inputs(const Scratch<C>& s, const moe_args& a, const GateUp<C>& half, 
     const std::int64_t row = first_row + s.grouped[job.first + i] / C::top_k;
     const auto* x = a.x.row<const typename C::x_t>(row);
     for_vectors(C::H, [&](std::int64_t k, auto n) { rounding.store(own.row + k, k, load(x + k, n), n); });
+    half.finish(own.row);
     return own.row;
   };
   for (std::int64_t t = 0; t < job.x.tiles; ++t) {
@@ -257,6 +282,7 @@ void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const ty
         rounding.store(own.row + k, k, gated<C>(first, load(gate + C::I + k, n)), n);
       }
     });
+    half.finish(own.row);
     return own.row;
   };
   for (std::int64_t t = 0; t < job.h.tiles; ++t) {

@@ -1,10 +1,12 @@
-"""moe in five launches without host synchronisation; grids cover the most blocks of a bucket.
+"""moe in five launches without host synchronisation, or six; grids cover the most blocks of a
+bucket.
 
     route     a program a pair of a row and one of its experts: which expert, with what share of the
               result, and the row as that expert multiplies it (scaled and quantised)
     gather    a program an expert: the pairs that chose it, in order
     gate_up   a program a block of an expert's pairs and some columns: both products, or up's,
               activation(gate) * up or activation(up), scaled and quantised for down
+    round     a program a pair: its quantisation for down, where its scales follow from all of it
     down      the same for the last product
     combine   a program some columns of a row: its experts' results in the order of their ranks,
               a shared expert's and the residual
@@ -22,14 +24,23 @@ import triton
 from trtc.plugins.gemm.triton.weights import weight_constants
 from trtc.plugins.gpu.lowering import ONE, Extent, Grid, Launch, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
-from trtc.plugins.gpu.triton_launch import count_index, power_of_two, vector
-from trtc.plugins.moe.triton import combine, down, gate_up, gather, route
+from trtc.plugins.gpu.triton_launch import (
+    count_index,
+    power_of_two,
+    row_block,
+    row_warps,
+    scales_of_row,
+    vector,
+)
+from trtc.plugins.moe.triton import combine, down, gate_up, gather, round_rows, route
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
 
 PAIR_ROWS = 4
 """Up to so many rows a block is one pair: rarely do two rows choose one expert."""
 _ANY = 1 << 30
+_DYNAMIC = "dynamic_"
+"""Begins the names of roundings whose scales follow from what is rounded."""
 _E2M1 = 0
 """Key of the tiles of E2M1 weights, whose channels are not summed group by group."""
 _GATHER_BLOCK = 1024
@@ -85,13 +96,14 @@ def lower(site: Site) -> tuple[Variant, ...]:
     """Variants by ascending rows.
 
     Raises:
-        UnsupportedError: activations that only the CPU target rounds so.
+        UnsupportedError: activations that only the CPU target rounds so, or in groups that a
+            program cannot tell apart.
     """
-    if site.attributes["act_quant"] == "dynamic_i8":
-        raise UnsupportedError("kernels for a GPU do not round to int8 by row", field="act_quant")
+    quant, weight = (str(site.attributes[name]) for name in ("act_quant", "weight_dtype"))
+    if quant.startswith(_DYNAMIC) and quant.removeprefix(_DYNAMIC) != weight:
+        raise UnsupportedError(f"kernels for a GPU do not multiply {weight} so", field="act_quant")
     most = site.limits.max_num_tokens
     variants: list[Variant] = []
-    weight = str(site.attributes["weight_dtype"])
     for rows, tile in _TILES[_E2M1 if weight == "f4e2m1" else DTYPES[weight].bits]:
         if not variants or variants[-1].max_rows < most:
             variants.append(variant_of(site, min(rows, most), tile))
@@ -103,7 +115,14 @@ def variant_of(site: Site, rows: int, tile: Tile) -> Variant:
     call = _Call(site, rows, tile)
     gathers = () if call.in_pairs else (call.gather(),)
     return Variant(
-        work=(call.route(), *gathers, call.gate_up(), call.down(), call.combine()),
+        work=(
+            call.route(),
+            *gathers,
+            call.gate_up(),
+            *((call.round(),) if call.is_dynamic else ()),
+            call.down(),
+            call.combine(),
+        ),
         max_rows=rows,
         scratch={
             name: DTYPES[dtype].num_bytes(count) for name, (dtype, count) in call.buffers.items()
@@ -135,7 +154,19 @@ class _Call:
     def given_dtype(self) -> str:
         """What experts multiply their inputs as."""
         quant = str(self.site.attributes["act_quant"])
-        return self.site.dtypes["x"] if quant == "none" else quant
+        return self.site.dtypes["x"] if quant == "none" else quant.removeprefix(_DYNAMIC)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the scales of what is multiplied follow from it."""
+        return str(self.site.attributes["act_quant"]).startswith(_DYNAMIC)
+
+    def scales(self, depth: int) -> int:
+        """Of a row of `depth` channels; 0: rows have none of their own."""
+        if not self.is_dynamic:
+            return 0
+        group = int(self.site.attributes["group_size"])
+        return scales_of_row(depth, depth // group if group else 1)
 
     @property
     def is_rewritten(self) -> bool:
@@ -156,6 +187,10 @@ class _Call:
         }
         if self.is_rewritten:
             found["given"] = (self.given_dtype, self.pairs * hidden)
+        if self.is_dynamic:
+            found["active"] = (self.site.dtypes["x"], self.pairs * inner)
+            found["given_scale"] = ("f32", self.pairs * self.scales(hidden))
+            found["hidden_scale"] = ("f32", self.pairs * self.scales(inner))
         if not self.in_pairs:
             found["counts"] = ("i32", num_experts)
             found["members"] = ("i32", num_experts * self.capacity)
@@ -169,6 +204,9 @@ class _Call:
     def route(self) -> Launch:
         hidden = self.site.axes["H"]
         unused = ("given", "gate_up_pre_scale", "gate_up_input_scale")
+        # Where scales follow from a row, a program has all of it at once.
+        block = row_block(hidden) if self.is_dynamic else min(_COLUMNS_BLOCK, power_of_two(hidden))
+        warps = row_warps(block) if self.is_dynamic else 4
         return self._launch(
             route,
             {
@@ -181,12 +219,13 @@ class _Call:
                 "EPSILON": float(self.site.attributes["epsilon"]),
                 "SCALE": float(self.site.attributes["scale"]),
                 "DEPTH": hidden,
-                "BLOCK": min(_COLUMNS_BLOCK, power_of_two(hidden)),
+                "SCALES": self.scales(hidden),
+                "BLOCK": block,
                 "LOGITS_STRIDE": self.site.strides["router_logits"],
                 "X_STRIDE": self.site.strides["x"],
             },
             (Extent(self.site.rows, times=self.top_k), ONE, ONE),
-            num_warps=4 if self.is_rewritten else 1,
+            num_warps=warps if self.is_rewritten else 1,
             renamed={} if self.is_rewritten else dict.fromkeys(unused, ""),
         )
 
@@ -211,6 +250,7 @@ class _Call:
             gate_up,
             {
                 **self._product(),
+                "SCALES": self.scales(hidden),
                 "ROWS_OF_PAIRS": 1 if self.is_rewritten else self.top_k,
                 "DEPTH": hidden,
                 "COLUMNS": inner,
@@ -226,7 +266,28 @@ class _Call:
             },
             self._blocks(triton.cdiv(inner, columns)),
             num_warps=self.tile.num_warps,
-            renamed={} if self.is_rewritten else {"given": "x"},
+            renamed=self._gate_up_names(),
+        )
+
+    def _gate_up_names(self) -> dict[str, str]:
+        if self.is_dynamic:
+            return {"hidden": "active"}
+        return {} if self.is_rewritten else {"given": "x"}
+
+    def round(self) -> Launch:
+        inner = self.site.axes["I"]
+        block = row_block(inner)
+        return self._launch(
+            round_rows,
+            {
+                "COUNT": count_index(self.site.rows),
+                "TOP_K": self.top_k,
+                "COLUMNS": inner,
+                "SCALES": self.scales(inner),
+                "BLOCK": block,
+            },
+            (Extent(self.site.rows, times=self.top_k), ONE, ONE),
+            num_warps=row_warps(block),
         )
 
     def down(self) -> Launch:
@@ -235,6 +296,7 @@ class _Call:
             down,
             {
                 **self._product(),
+                "SCALES": self.scales(inner),
                 "DEPTH": inner,
                 "COLUMNS": hidden,
                 "BLOCK_N": self.tile.down_columns,

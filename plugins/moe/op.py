@@ -76,12 +76,13 @@ MOE = FusedOp(
             choices=("row_major", "packed", "compact", "tiles"),
             cpp_enum="Layout",
         ),
-        # How each expert's inputs are rounded; static scales for f8e4m3 and i8.
+        # How each expert's inputs are rounded: static scales for f8e4m3 and i8, dynamic ones by
+        # row, or by row and group of the weights.
         Attribute(
             "act_quant",
             "enum",
             "none",
-            choices=("none", "f8e4m3", "i8", "dynamic_i8"),
+            choices=("none", "f8e4m3", "i8", "dynamic_f8e4m3", "dynamic_i8"),
             cpp_enum="ActQuant",
         ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),

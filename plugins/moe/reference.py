@@ -10,7 +10,7 @@ from trtc.plugins.compact import unpack_compact_experts
 from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.moe.routing import Routing, route
 from trtc.plugins.products import scaled_product
-from trtc.plugins.rounding import cast, quantize
+from trtc.plugins.rounding import cast, dequantize_rows, quantize, quantize_rows
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 
 Array = NDArray[Any]
@@ -92,6 +92,9 @@ def reference(
             act_quant if static else through,
             through=through,
         )
+        if act_quant == "dynamic_f8e4m3":
+            scales = rows.shape[1] // (group_size or rows.shape[1])
+            rows = dequantize_rows(*quantize_rows(rows, scales, "f8e4m3"))
         product = scaled_product(
             rows,
             w[e],
@@ -125,14 +128,11 @@ def reference(
                 ),
                 through,
             ).astype(np.float32)
-            if parts == 1:
-                activated = activate(both, activation)
-            else:
-                gate, up = both[:, :I], both[:, I:]
-                if limit:
-                    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-                active = cast(activate(gate, activation), through).astype(np.float32)
-                activated = active * (up + np.float32(up_offset))
+            activated = (
+                activate(both, activation)
+                if parts == 1
+                else _gated(both[:, :I], both[:, I:], activation, limit, up_offset, through)
+            )
             y = linear(
                 cast(activated, through),
                 expert,
@@ -150,3 +150,13 @@ def reference(
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
+
+
+def _gated(
+    gate: Array, up: Array, activation: str, limit: float, up_offset: float, through: str
+) -> Array:
+    """activation(gate) * (up + up_offset), both clamped if there is a limit; f32."""
+    if limit:
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    active: Array = cast(activate(gate, activation), through).astype(np.float32)
+    return active * (up + np.float32(up_offset))

@@ -11,7 +11,9 @@ from trtc.plugins.gpu.triton import (
     activated,
     launch_dependents,
     quantized,
+    quantized_rows,
     row_and_columns,
+    scaled_to,
     wait_for_inputs,
 )
 
@@ -63,6 +65,7 @@ def route(
     experts,
     shares,
     given,
+    given_scale,
     COUNT: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
@@ -75,12 +78,16 @@ def route(
     EPSILON: tl.constexpr,
     SCALE: tl.constexpr,
     DEPTH: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK: tl.constexpr,
     LOGITS_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """What plugins/moe/routing.py defines; `given` is None when experts multiply x as it is."""
+    """What plugins/moe/routing.py defines; `given` is None when experts multiply x as it is.
+
+    SCALES: of a row of `given`, in given_scale, and then a row fits into BLOCK; 0: they have none.
+    """
     launch_dependents(OVERLAPS)
     pair = tl.program_id(0)
     row = (pair // TOP_K).to(tl.int64)
@@ -132,7 +139,14 @@ def route(
                 if gate_up_pre_scale is not None:
                     scales = gate_up_pre_scale + tl.cast(expert, tl.int64) * DEPTH + k
                     by_channel = tl.load(scales, mask=inside, other=1.0)
-                values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
+                if SCALES > 0:
+                    values = quantized_rows(
+                        scaled_to(values, by_channel, THROUGH),
+                        given_scale + pair.to(tl.int64) * SCALES,
+                        DEPTH, SCALES, BLOCK, THROUGH, given.dtype.element_ty,
+                    )  # fmt: skip
+                else:
+                    values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
                 tl.store(given + pair.to(tl.int64) * DEPTH + k, values, mask=inside)
 
 
@@ -199,8 +213,51 @@ def block_of_pairs(
 
 
 @triton.jit
+def scales_of_pairs(x_scale, rows, SCALES: tl.constexpr):
+    """[BLOCK_M] addresses of the scales of rows of x; None: those of one a row are for the sums."""
+    return x_scale + rows.to(tl.int64) * SCALES if SCALES > 1 else None
+
+
+@triton.jit
+def times_one_scale(sums, x_scale, rows, is_row, SCALES: tl.constexpr):
+    if SCALES == 1:
+        sums = sums * tl.load(x_scale + rows, mask=is_row, other=0.0)[:, None]
+    return sums
+
+
+@triton.jit
+def round_rows(
+    active,
+    dims,
+    hidden,
+    hidden_scale,
+    COUNT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """hidden[pair] = active[pair] in codes, with their scales."""
+    launch_dependents(OVERLAPS)
+    pair = tl.program_id(0).to(tl.int64)
+    num_pairs = tl.load(dims + COUNT) * TOP_K
+    wait_for_inputs(OVERLAPS)
+    if pair < num_pairs:
+        column = tl.arange(0, BLOCK)
+        inside = column < COLUMNS
+        values = tl.load(active + pair * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
+        codes = quantized_rows(
+            values, hidden_scale + pair * SCALES, COLUMNS, SCALES, BLOCK,
+            active.dtype.element_ty, hidden.dtype.element_ty,
+        )  # fmt: skip
+        tl.store(hidden + pair * COLUMNS + column, codes, mask=inside)
+
+
+@triton.jit
 def gate_up(
     given,
+    given_scale,
     gate_up,
     gate_up_scale,
     gate_up_zero,
@@ -219,6 +276,7 @@ def gate_up(
     TOP_K: tl.constexpr,
     CAPACITY: tl.constexpr,
     ROWS_OF_PAIRS: tl.constexpr,
+    SCALES: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -264,8 +322,9 @@ def gate_up(
             given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
             gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (PARTS * COLUMNS),
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, WIDTH, BLOCK_K, STAGES,
-            E2M1,
+            E2M1, scales_of_pairs(given_scale, pairs, SCALES),
         )  # fmt: skip
+        both = times_one_scale(both, given_scale, pairs, m < found, SCALES)
         if gate_up_input_scale is not None:
             both = both * tl.load(gate_up_input_scale + expert)
         if gate_up_bias is not None:
@@ -294,6 +353,7 @@ def gate_up(
 @triton.jit
 def down(
     hidden,
+    hidden_scale,
     down,
     down_scale,
     down_zero,
@@ -309,6 +369,7 @@ def down(
     EXPERTS_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
     CAPACITY: tl.constexpr,
+    SCALES: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -339,8 +400,9 @@ def down(
             down, down_scale, down_zero,
             tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-            E2M1,
+            E2M1, scales_of_pairs(hidden_scale, pairs, SCALES),
         )  # fmt: skip
+        sums = times_one_scale(sums, hidden_scale, pairs, m < found, SCALES)
         if down_input_scale is not None:
             sums = sums * tl.load(down_input_scale + expert)
         if down_bias is not None:

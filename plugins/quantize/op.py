@@ -5,7 +5,7 @@ from trtc.plugins.quantize.reference import reference
 
 QUANTIZE = FusedOp(
     name="quantize",
-    summary="out = quantize(x * pre_scale / out_scale)",
+    summary="out = quantize(x * pre_scale / out_scale), or by scales that follow from x",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16")),
         Parameter("pre_scale", ("K",), ("f32",), role="weight", optional=True),
@@ -13,9 +13,15 @@ QUANTIZE = FusedOp(
     ),
     outputs=(
         Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
+        # What a code of each K / scales channels of a row is worth.
+        Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
     ),
     attributes=(
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
+        # Of a row of out, by the largest magnitudes of x * pre_scale; 0: out_scale is the scale.
+        Attribute("scales", "int", 0),
+        # With scales: what out's codes are dequantised from, in floating-point outputs.
+        Attribute("codes", "enum", "none", choices=("none", "f8e4m3"), cpp_enum="ActQuant"),
     ),
     reference=reference,
     # Every step is one IEEE operation and one rounding: kernels must agree bit for bit.

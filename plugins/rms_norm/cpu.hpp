@@ -9,7 +9,7 @@
 namespace trtc {
 
 struct rms_norm_args {
-  View x, residual, weight, bias, pre_scale, out_scale, out, total;
+  View x, residual, weight, bias, pre_scale, out_scale, out, total, row_scale;
   std::int64_t M;
 };
 
@@ -27,6 +27,7 @@ void rms_norm(Context& ctx, const rms_norm_args& a) {
   using Out = typename C::out_t;
   constexpr bool has_residual = !std::is_same_v<typename C::residual_t, none>;
   constexpr bool has_total = !std::is_same_v<typename C::total_t, none>;
+  static_assert(C::scales == 0, "a quantize after it gives rows their scales");
   static_assert(has_residual || !has_total, "total is the sum with the residual");
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
   constexpr bool has_bias = !std::is_same_v<typename C::bias_t, none>;

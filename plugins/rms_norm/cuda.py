@@ -1,21 +1,26 @@
 """rms_norm in one launch: a program takes a row at a time, which stays in registers from load to
 store."""
 
-from collections.abc import Mapping
-
 import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
-from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
-from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch, vector
+from trtc.plugins.gpu.triton import (
+    launch_dependents,
+    quantized,
+    quantized_rows,
+    scaled_to,
+    wait_for_inputs,
+)
+from trtc.plugins.gpu.triton_launch import (
+    count_index,
+    row_block,
+    row_scales,
+    row_warps,
+    site_launch,
+    vector,
+)
 
-_MIN_BLOCK = 256
-_NUM_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8}
-"""By columns, rounded up to a power of two. It decides the order in which a row is summed, and so
-does not depend on the number of rows."""
-_MOST_WARPS = 16
-"""For wider rows."""
 _ROWS = ((512, 1), (4096, 2), (1 << 30, 8))
 """Rows of a step up to which a program takes so many: it loads the weight, twice as large as a row
 of bf16, once for all of them. Rows of 4096 columns took 8.9 us instead of 10.6 at 2048 rows, 17.6
@@ -33,8 +38,11 @@ def rms_norm(
     dims,
     out,
     total,
+    row_scale,
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -46,7 +54,8 @@ def rms_norm(
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """`total` is there only with a residual, and then not always."""
+    """`total` is there only with a residual, and then not always. SCALES: of a row of out; 0: its
+    scale is out_scale."""
     launch_dependents(OVERLAPS)
     first = tl.program_id(0).to(tl.int64) * ROWS
     num_rows = tl.load(dims + COUNT)
@@ -75,7 +84,14 @@ def rms_norm(
             normed = values * scale * factor
             if offset is not None:
                 normed += offset
-            result = quantized(normed, by_column, by, x.dtype.element_ty, out.dtype.element_ty)
+            THROUGH: tl.constexpr = x.dtype.element_ty
+            if SCALES > 0:
+                result = quantized_rows(
+                    scaled_to(normed, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
+                    COLUMNS, SCALES, BLOCK, THROUGH, out.dtype.element_ty,
+                )  # fmt: skip
+            else:
+                result = quantized(normed, by_column, by, THROUGH, out.dtype.element_ty)
             tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
 
@@ -91,13 +107,15 @@ def lower(site: Site) -> tuple[Variant, ...]:
 
 def _launch(site: Site, rows: int) -> Launch:
     columns = site.axes["K"]
-    block = max(_MIN_BLOCK, power_of_two(columns))
+    block = row_block(columns)
     return site_launch(
         site,
         rms_norm,
         constants={
             "COUNT": count_index(site.rows),
             "COLUMNS": columns,
+            "SCALES": row_scales(site, columns),
+            "SCALE_STRIDE": site.strides.get("row_scale", 0),
             "X_STRIDE": site.strides["x"],
             "RESIDUAL_STRIDE": site.strides.get("residual", 0),
             "OUT_STRIDE": site.strides["out"],
@@ -109,5 +127,5 @@ def _launch(site: Site, rows: int) -> Launch:
             "ROWS": rows,
         },
         programs=Extent(site.rows, block=rows),
-        num_warps=_NUM_WARPS.get(block, _MOST_WARPS),
+        num_warps=row_warps(block),
     )

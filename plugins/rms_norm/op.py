@@ -17,11 +17,14 @@ RMS_NORM = FusedOp(
     outputs=(
         Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
         Parameter("total", ("M", "K"), ("f32", "bf16"), optional=True, dtype_from="x"),
+        Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
     ),
     attributes=(
         Attribute("eps", "float"),
         # 1: LayerNorm, which subtracts a row's mean first.
         Attribute("centered", "int", default=0),
+        # Of a row of out, as quantize's.
+        Attribute("scales", "int", 0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

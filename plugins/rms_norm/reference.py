@@ -4,7 +4,7 @@ normalisation (Ba et al. 2016, arXiv:1607.06450)."""
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.rounding import cast, quantize
+from trtc.plugins.rounding import cast, quantize, quantize_rows
 
 Array = NDArray[np.generic]
 
@@ -19,9 +19,11 @@ def reference(
     *,
     eps: float,
     centered: int,
+    scales: int,
     out_dtype: str,
-) -> tuple[Array, Array | None]:
-    """Return (normalised and scaled, x + residual when there is a residual)."""
+) -> tuple[Array, Array | None, Array | None]:
+    """Return (normalised and scaled, x + residual when there is a residual, the scales of each row
+    if the result has its own)."""
     total = x.astype(np.float32)
     total_out = None
     if residual is not None:
@@ -34,4 +36,9 @@ def reference(
     normed = total * scale * weight.astype(np.float32)
     if bias is not None:
         normed = normed + bias.astype(np.float32)
-    return quantize(normed, pre_scale, out_scale, out_dtype, through=str(x.dtype)), total_out
+    through = str(x.dtype)
+    if scales:
+        values = quantize(normed, pre_scale, None, through, through=through)
+        codes, row_scale = quantize_rows(values, scales, out_dtype)
+        return codes, total_out, row_scale
+    return quantize(normed, pre_scale, out_scale, out_dtype, through=through), total_out, None

@@ -8,7 +8,7 @@
 namespace trtc {
 
 struct swiglu_args {
-  View gate, up, pre_scale, out_scale, out;
+  View gate, up, pre_scale, out_scale, out, row_scale;
   std::int64_t M;
 };
 
@@ -18,6 +18,7 @@ void swiglu(Context& ctx, const swiglu_args& a) {
   using Out = typename C::out_t;
   constexpr std::int64_t kColumns = 512;  // an exponential costs about four other elements
   constexpr std::int64_t parts = (C::I + kColumns - 1) / kColumns;
+  static_assert(C::scales == 0, "a quantize after it gives rows their scales");
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
   ctx.threads.parallel_for(a.M * parts, rows_a_part(4 * kColumns), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t part = begin; part < end; ++part) {

@@ -1,4 +1,5 @@
-"""swiglu in one launch: each program takes some columns of a row."""
+"""swiglu in one launch: each program takes some columns of a row, or the row where scales follow
+from it."""
 
 import triton
 import triton.language as tl
@@ -8,10 +9,12 @@ from trtc.plugins.gpu.triton import (
     activated,
     launch_dependents,
     quantized,
+    quantized_rows,
     row_and_columns,
+    scaled_to,
     wait_for_inputs,
 )
-from trtc.plugins.gpu.triton_launch import Programs, by_columns
+from trtc.plugins.gpu.triton_launch import Programs, by_columns, by_rows
 
 
 @triton.jit
@@ -22,8 +25,11 @@ def swiglu(
     out_scale,
     dims,
     out,
+    row_scale,
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     GATE_STRIDE: tl.constexpr,
     UP_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -54,7 +60,14 @@ def swiglu(
         if up is not None:
             factor = tl.load(up + row * UP_STRIDE + column, mask=inside, other=0.0)
             product *= factor.to(tl.float32)
-        result = quantized(product, by_column, by, gate.dtype.element_ty, out.dtype.element_ty)
+        THROUGH: tl.constexpr = gate.dtype.element_ty
+        if SCALES > 0:
+            result = quantized_rows(
+                scaled_to(product, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
+                COLUMNS, SCALES, BLOCK, THROUGH, out.dtype.element_ty,
+            )  # fmt: skip
+        else:
+            result = quantized(product, by_column, by, THROUGH, out.dtype.element_ty)
         tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
 
@@ -63,18 +76,22 @@ _FEW_ROWS = Programs(512, 2)
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
+    constants = {
+        "GATE_STRIDE": site.strides["gate"],
+        "UP_STRIDE": site.strides.get("up", 0),
+        "OUT_STRIDE": site.strides["out"],
+        "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
+        "RELU2": site.attributes["activation"] == "relu2",
+        "SIGMOID": site.attributes["activation"] == "sigmoid",
+    }
+    columns = site.axes["I"]
+    if site.has("row_scale"):
+        return by_rows(site, swiglu, columns=columns, vector_of="gate", constants=constants)
     return by_columns(
         site,
         swiglu,
-        columns=site.axes["I"],
+        columns=columns,
         vector_of="gate",
         few_rows=_FEW_ROWS,
-        constants={
-            "GATE_STRIDE": site.strides["gate"],
-            "UP_STRIDE": site.strides.get("up", 0),
-            "OUT_STRIDE": site.strides["out"],
-            "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
-            "RELU2": site.attributes["activation"] == "relu2",
-            "SIGMOID": site.attributes["activation"] == "sigmoid",
-        },
+        constants={"SCALES": 0, "SCALE_STRIDE": 0, **constants},
     )

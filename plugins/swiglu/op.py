@@ -14,6 +14,7 @@ SWIGLU = FusedOp(
     ),
     outputs=(
         Parameter("out", ("M", "I"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
+        Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
     ),
     attributes=(
         Attribute(
@@ -22,6 +23,8 @@ SWIGLU = FusedOp(
             choices=("silu", "gelu_tanh", "relu2", "sigmoid"),
             cpp_enum="Activation",
         ),
+        # Of a row of out, as quantize's.
+        Attribute("scales", "int", 0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

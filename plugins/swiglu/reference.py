@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
-from trtc.plugins.rounding import cast, quantize
+from trtc.plugins.rounding import cast, quantize, quantize_rows
 
 Array = NDArray[np.generic]
 
@@ -16,13 +16,17 @@ def reference(
     out_scale: Array | None,
     *,
     activation: str,
+    scales: int,
     out_dtype: str,
-) -> tuple[Array]:
-    """Return quantize(activation(gate) * up), the activation rounded to gate's type; without `up`
-    the activation alone."""
+) -> tuple[Array, Array | None]:
+    """Return (quantize(activation(gate) * up), the activation rounded to gate's type; without `up`
+    the activation alone; and the scales of each row if it has its own)."""
     through = str(gate.dtype)
     activated = cast(activate(gate.astype(np.float32), activation), through)
     product = activated.astype(np.float32)
     if up is not None:
         product = product * up.astype(np.float32)
-    return (quantize(product, pre_scale, out_scale, out_dtype, through=through),)
+    if scales:
+        values = quantize(product, pre_scale, None, through, through=through)
+        return quantize_rows(values, scales, out_dtype)
+    return quantize(product, pre_scale, out_scale, out_dtype, through=through), None

@@ -10,6 +10,7 @@ from tests.support.elementwise import (
     epilogue,
     grid,
     int8_tables,
+    into_rows,
     like,
     rms_norm,
     sliced,
@@ -97,6 +98,21 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         for rows in (slice(0, 1), slice(2, 5)):
             for name, part in run_lowered(sliced(call, rows)).items():
                 assert part.tobytes() == np.ascontiguousarray(whole[name][rows]).tobytes()
+
+
+@pytest.mark.parametrize("scales", [1, 9])
+@pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
+def test_norms_and_gates_give_rows_their_scales(out_dtype: str, scales: int) -> None:
+    rng = np.random.default_rng(3)
+    for make in (rms_norm, swiglu):
+        call = into_rows(make(rng, "bf16", out_dtype, 576), scales)
+        few, many = (run_lowered(call, variant=at) for at in (0, -1))
+        reference = call.reference()
+        # One ulp of bf16 in the largest value.
+        assert np.allclose(few["row_scale"], reference["row_scale"], rtol=1 / 128)
+        assert_close(call, {**few, "row_scale": reference["row_scale"]})
+        for name, values in few.items():
+            assert values.tobytes() == many[name].tobytes()
 
 
 @pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])

@@ -230,6 +230,27 @@ def test_an_engine_of_mxfp4_experts_is_its_graph(tmp_path: Path) -> None:
     assert "route" in result["launched"]
 
 
+BY_ROW: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp8_dynamic": ("llama", {"num_hidden_layers": 1}),
+    "int8_dynamic": ("qwen3_moe", {"num_hidden_layers": 1}),
+    "fp8_blocks": (
+        "llama",
+        {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", BY_ROW)
+def test_an_engine_whose_rows_have_scales_is_its_graph(scheme: str, tmp_path: Path) -> None:
+    """Rounding aside: in bf16 a number between two codes may go to either."""
+    family, sizes = BY_ROW[scheme]
+    run = functools.partial(run_both, sm=89, native=True, **sizes)
+    result = in_interpreter(run, family, scheme, str(tmp_path))
+    assert np.median(result["errors"]) < 0.03 and result["errors"][-1] < 0.15
+    assert "quantize_rows" in result["launched"]
+
+
 def run_native(family: str, directory: str, **sizes: int) -> dict[str, Any]:
     """The same with the kernels in CUDA C++, of a model as small as 4-bit weights may be."""
     return run_both(

@@ -25,11 +25,13 @@ from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
 
 NO_KERNELS = {"all_reduce"}
 """NCCL alone."""
+_SCALES_OF_ROWS = ("row_scale", "given_scale", "hidden_scale")
 Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 
 def sources_of(op: str, sm: int) -> Sources:
-    """The first specialisation of each of its kernels, by the file and entry."""
+    """The first specialisation of each of its kernels, by the file and entry, and the first that
+    has scales of rows."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -41,9 +43,10 @@ def sources_of(op: str, sm: int) -> Sources:
 
 
 def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
+    by_row = " by row" * any(one.name in _SCALES_OF_ROWS for one in source.parameters)
     if isinstance(source, CudaSource):
-        return source.file, source.entry
-    return source.function.fn.__module__, source.function.fn.__name__
+        return source.file, source.entry + by_row
+    return source.function.fn.__module__, source.function.fn.__name__ + by_row
 
 
 @functools.cache
@@ -88,6 +91,6 @@ def test_a_type_that_an_sm_lacks_is_named(op: str, sm: int) -> None:
 
 @pytest.mark.parametrize("sm", [89, 90])
 def test_a_kernel_has_the_same_bytes_alone_and_among_others(sm: int) -> None:
-    ((place, source),) = sources_of("quantize", sm).items()
+    place, source = next(iter(sources_of("quantize", sm).items()))
     assert isinstance(source, KernelSource)
     assert compile_kernel(source, sm) == compiled(sm)[place]

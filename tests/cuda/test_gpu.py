@@ -10,7 +10,7 @@ from msgspec.structs import replace as with_fields
 from tests.support import ssm_calls
 from tests.support.delta_calls import LARGE, Deltas
 from tests.support.device_sampling import sample_by_stages
-from tests.support.elementwise import grid, sliced
+from tests.support.elementwise import grid, into_rows, sliced
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
@@ -82,6 +82,15 @@ def large_calls(rng: np.random.Generator, rows: int) -> list[KernelCall]:
         KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "bf16"}, gated),
         KernelCall(REGISTRY["quantize"], {"out_dtype": "f8e4m3"}, {"x": x} | scale),
         KernelCall(REGISTRY["add"], {}, {"x": x, "y": residual}),
+        *(
+            into_rows(KernelCall(REGISTRY[op], {**settings, "out_dtype": "f8e4m3"}, inputs), scales)
+            for op, settings, inputs, depth in (
+                ("rms_norm", {"eps": 1e-5}, norm, HIDDEN),
+                ("swiglu", silu, gated, INTERMEDIATE),
+                ("quantize", {}, {"x": x}, HIDDEN),
+            )
+            for scales in (1, depth // 128)
+        ),
     ]
 
 
@@ -145,6 +154,19 @@ def test_mxfp4_experts_of_a_published_size(
     """gpt-oss', which no power of two above 64 divides; rows of stale steps behind."""
     experts = GPT_OSS | {"limit": 7.0}
     case = Experts("bf16", "f4e2m1", 2880, 2880, 32, e8m0=True, layout="row_major", **experts)
+    call = moe_call(rng, case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, 2)])
+@pytest.mark.parametrize(("weight", "group"), [("f8e4m3", 128), ("f8e4m3", 0), ("i8", 0)], ids=str)
+def test_experts_whose_inputs_have_scales_of_rows(
+    gpu: Gpu, rng: np.random.Generator, rows: int, variant: int, weight: str, group: int
+) -> None:
+    case = Experts(
+        "bf16", weight, 512, 256, group, quant=f"dynamic_{weight}", layout="row_major", top_k=4,
+        experts=16,
+    )  # fmt: skip
     call = moe_call(rng, case, rows)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 

@@ -78,12 +78,13 @@ def test_garbage_of_steps_may_be_collected_while_a_graph_is_captured(device) -> 
         np.testing.assert_array_equal(device.fetch(Place(target, 0), BYTES).wait(), pattern(2))
 
 
+@pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("has_residual", [True, False])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "bf16"), ("f8e4m3", "bf16")])
 def test_products_agree_with_sums_in_f64(  # type: ignore[no-untyped-def]
-    device, types: tuple[str, str], has_bias: bool, has_residual: bool, uniform: bool
+    device, types: tuple[str, str], has_bias: bool, has_residual: bool, uniform: bool, by_row: bool
 ) -> None:
     dtype, out_dtype = types
     rng = np.random.default_rng()
@@ -92,7 +93,9 @@ def test_products_agree_with_sums_in_f64(  # type: ignore[no-untyped-def]
     )
     residual = rng.standard_normal((ROWS, COLUMNS)).astype(NUMPY[out_dtype])
     bias = rng.standard_normal(COLUMNS).astype(np.float32)
-    input_scale = np.array([0.03], np.float32)
+    if by_row and dtype != "f8e4m3":
+        pytest.skip("E4M3 alone has scales")
+    input_scale = rng.uniform(0.02, 0.03, ROWS if by_row else 1).astype(np.float32)
     weight_scale = rng.uniform(0.5, 2, COLUMNS).astype(np.float32)
     if uniform:
         weight_scale[:] = weight_scale[0]
@@ -109,13 +112,14 @@ def test_products_agree_with_sums_in_f64(  # type: ignore[no-untyped-def]
     expected = x.astype(np.float64) @ weight.astype(np.float64).T
     scaled = dtype == "f8e4m3"
     if scaled:
-        expected *= input_scale.astype(np.float64) * weight_scale
+        expected *= input_scale.astype(np.float64)[:, None] * weight_scale
     expected += has_residual * residual.astype(np.float64) + has_bias * bias
     product = Product(
         x=operand(x, dtype),
         weight=operand(weight, dtype),
         out=operand(np.full_like(residual, np.nan), out_dtype),
-        input_scale=place(input_scale) if scaled else None,
+        input_scale=place(input_scale) if scaled and not by_row else None,
+        row_scale=place(input_scale) if by_row else None,
         weight_scale=place(weight_scale) if scaled else None,
         uniform_scale=uniform,
         bias=place(bias) if has_bias else None,

@@ -39,12 +39,14 @@ TILES = [
     Case("f8e4m3", "f8e4m3", 100, 161, input_scale=True, bias=True, layout="row_major"),
     Case("f8e4m3", "f8e4m3", 16, 5, input_scale=True, out="f32", layout="row_major"),
     Case("f32", "f8e4m3", 17, 33, out="f32", layout="row_major"),
+    Case("f8e4m3", "f8e4m3", 70, 96, scales=1, residual=True, layout="row_major"),
 ]
 SKINNY = [
     Case("bf16", "bf16", 200, 520, bias=True, residual=True, layout="row_major"),
     Case("bf16", "bf16", 330, 64, softcap=2.0, out="f32", layout="row_major"),
     Case("f8e4m3", "f8e4m3", 330, 1040, input_scale=True, layout="row_major"),
     Case("f8e4m3", "f8e4m3", 150, 16, input_scale=True, bias=True, out="f32", layout="row_major"),
+    Case("f8e4m3", "f8e4m3", 330, 1040, scales=1, residual=True, layout="row_major"),
 ]
 LONG = Case("bf16", "bf16", 150, 4096, layout="row_major")
 
@@ -113,6 +115,8 @@ def test_the_softcap_of_logits_follows_the_product() -> None:
         (SKINNY[2], 89, 16),
         (SKINNY[2], 90, 8),
         (SKINNY[3], 90, 128),
+        (SKINNY[4], 90, 16),
+        (SKINNY[4], 90, 64),
         (LONG, 90, 8),
     ],
     ids=str,
@@ -175,13 +179,22 @@ def run_skinny(source: CudaSource, call: KernelCall, lazy: bool = False) -> Any:
 def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
     for columns, depth, out in ((4096, 14336, "bf16"), (32000, 4096, "f32")):
         adds = out == "bf16"
+        is_e4m3 = dtype == "f8e4m3"
         case = Case(
-            dtype, dtype, columns, 16, input_scale=dtype == "f8e4m3", residual=adds, out=out
+            dtype,
+            dtype,
+            columns,
+            16,
+            input_scale=is_e4m3 and not adds,
+            scales=int(is_e4m3 and adds),
+            residual=adds,
+            out=out,
         )
         found = replace(
             site(replace(case, layout="row_major"), sm), axes={"N": columns, "K": depth}
         )
         strides = {"x": depth, "weight": depth, "out": columns, "residual": columns}
+        strides["row_scale"] = 1
         found = replace(found, strides=strides)
         for launched in skinny.skinny_launches(found).values():
             assert isinstance(launched.kernel, CudaSource)

@@ -28,6 +28,10 @@ CASES = [
     Case("bf16", "i8", 70, 131, layout="row_major", residual=True),
     Case("i8", "i8", 40, 150, layout="row_major", input_scale=True, bias=True, out="f32"),
     Case("i8", "i8", 70, 128, layout="row_major", input_scale=True),
+    Case("i8", "i8", 70, 128, layout="row_major", scales=1, residual=True),
+    Case("bf16", "f8e4m3", 48, 256, 128, layout="row_major", bias=True),
+    Case("f8e4m3", "f8e4m3", 70, 256, 128, layout="row_major", scales=2, residual=True),
+    Case("f8e4m3", "f8e4m3", 40, 96, 32, layout="row_major", scales=1, out="f32"),
     Case("f32", "i4", 33, 64, 32, layout="row_major", out="f32"),
     Case("f32", "u4", 16, 128, 32, zero=True, layout="tiles", out="f32"),
     Case("f32", "i8", 16, 21, layout="row_major", out="f32"),
@@ -36,6 +40,7 @@ WIDENED = [
     Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
     Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
     Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
+    Case("bf16", "f8e4m3", 48, 256, 128, layout="row_major"),
 ]
 
 

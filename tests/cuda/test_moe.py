@@ -26,6 +26,7 @@ CUDA_CASES = [
     Case("bf16", "u4", 48, 32, 16, zero=True, layout="row_major"),
     Case("bf16", "i4", 256, 128, 128, layout="tiles", pre_scale=True),
     Case("f32", "i8", 33, 24, layout="row_major", top_k=3),
+    Case("bf16", "i8", 33, 24, quant="dynamic_i8", layout="row_major"),
 ]
 CALLS = [moe_call(np.random.default_rng(80 + i), case) for i, case in enumerate(CUDA_CASES)]
 IN_PAIRS, IN_BLOCKS = 0, -1  # variants
@@ -98,5 +99,5 @@ def test_variants_end_with_the_most_rows_and_share_their_kernels() -> None:
 def test_activations_of_the_cpu_target_are_refused() -> None:
     case = next(case for case in CASES if case.quant == "dynamic_i8")
     call = moe_call(np.random.default_rng(0), replace(case, layout="row_major"))
-    with pytest.raises(UnsupportedError, match="int8 by row"):
+    with pytest.raises(UnsupportedError, match="do not multiply i4 so"):
         moe.lower(site(call, 64))

@@ -30,6 +30,7 @@ ALL = Case(
 )
 WIDE = Case("f8e4m3", "f8e4m3", 336, 272, input_scale=True, out="f32", layout="row_major")
 BF16 = Case("bf16", "bf16", 208, 264, bias=True, residual=True, out="f32", layout="row_major")
+BY_ROW = Case("f8e4m3", "f8e4m3", 208, 528, scales=1, residual=True, layout="row_major")
 CAPPED = Case("bf16", "bf16", 176, 264, softcap=2.0, layout="row_major")
 
 
@@ -75,6 +76,8 @@ def run(case: Case, cut: Cut, call: KernelCall, *, lazy: bool = False) -> Array:
         (WIDE, Cut(128, 2, stages=2, x_stages=2, run=0)),
         (BF16, Cut(64, 2, stages=2, x_stages=2, run=1)),
         (CAPPED, Cut(256, 1, stages=4, x_stages=2, splits=2, run=0)),
+        (BY_ROW, Cut(128, 2, stages=2, x_stages=2, run=0)),
+        (BY_ROW, Cut(32, 1, stages=3, x_stages=3, teams=2, splits=2)),
     ],
     ids=str,
 )

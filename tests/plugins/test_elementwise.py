@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.elementwise import ROWS, grid, int8_grid, like, sliced
+from tests.support.elementwise import ROWS, cpu_grid, grid, like, sliced
 from tests.support.kernels import (
     KernelCall,
     KernelLibrary,
@@ -13,7 +13,7 @@ from tests.support.kernels import (
 )
 from trtc.plugins.rounding import NUMPY_DTYPES
 
-GRID = [*grid(), *int8_grid()]
+GRID = [*grid(), *cpu_grid()]
 
 
 @pytest.fixture(scope="module", params=available_isas())

@@ -16,8 +16,8 @@ def rng() -> np.random.Generator:
 
 def test_rms_norm(rng):
     x, residual, weight = (random_array(rng, *shape) for shape in ((3, 40), (3, 40), (40,)))
-    out, total = REGISTRY["rms_norm"].reference(
-        x, residual, weight, None, None, None, eps=1e-5, centered=0, out_dtype="f32"
+    out, total, _ = REGISTRY["rms_norm"].reference(
+        x, residual, weight, None, None, None, eps=1e-5, centered=0, scales=0, out_dtype="f32"
     )
     expected = F.rms_norm(torch.tensor(x + residual), (40,), torch.tensor(weight), 1e-5)
     np.testing.assert_allclose(out, expected.numpy(), atol=1e-6)
@@ -28,8 +28,8 @@ def test_rms_norm(rng):
 def test_layer_norm(rng, has_bias):
     x, weight = random_array(rng, 3, 40) + 5, random_array(rng, 40)
     bias = random_array(rng, 40) if has_bias else None
-    out, _ = REGISTRY["rms_norm"].reference(
-        x, None, weight, bias, None, None, eps=1e-5, centered=1, out_dtype="f32"
+    out, _, _ = REGISTRY["rms_norm"].reference(
+        x, None, weight, bias, None, None, eps=1e-5, centered=1, scales=0, out_dtype="f32"
     )
     expected = F.layer_norm(
         torch.tensor(x),
@@ -44,8 +44,8 @@ def test_layer_norm(rng, has_bias):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
 def test_an_activation_without_a_gate(rng, activation):
     x = random_array(rng, 3, 40, spread=4)
-    (out,) = REGISTRY["swiglu"].reference(
-        x, None, None, None, activation=activation, out_dtype="f32"
+    out, _ = REGISTRY["swiglu"].reference(
+        x, None, None, None, activation=activation, scales=0, out_dtype="f32"
     )
     wide = torch.tensor(x)
     expected = {
@@ -59,8 +59,8 @@ def test_an_activation_without_a_gate(rng, activation):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_swiglu(rng, activation):
     gate, up = random_array(rng, 3, 40, spread=4), random_array(rng, 3, 40)
-    (out,) = REGISTRY["swiglu"].reference(
-        gate, up, None, None, activation=activation, out_dtype="f32"
+    out, _ = REGISTRY["swiglu"].reference(
+        gate, up, None, None, activation=activation, scales=0, out_dtype="f32"
     )
     x = torch.tensor(gate)
     activated = F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
@@ -156,3 +156,27 @@ def test_a_sum_over_ranks_is_rounded_once():
     (total,) = REGISTRY["all_reduce"].reference(parts, ranks=3)
     assert total.dtype == parts[0].dtype
     assert float(total[0, 0]) == 1 + 2**-7
+
+
+@pytest.mark.parametrize(("out_dtype", "largest"), [("f8e4m3", 448), ("i8", 127)])
+def test_quantize_by_rows(rng, out_dtype, largest):
+    """As vLLM's per_token_group_quant: the largest of each group becomes the largest code."""
+    x = torch.from_numpy(random_array(rng, 5, 64, spread=3))
+    x[1, 16:] = 0
+    groups = x.reshape(5, 4, 16)
+    scales = groups.abs().amax(-1).clamp(min=1e-10) / largest
+    expected = groups / scales[..., None]
+    if out_dtype == "f8e4m3":
+        expected = expected.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    else:
+        expected = expected.round()
+    codes, found = REGISTRY["quantize"].reference(
+        x.numpy(), None, None, out_dtype=out_dtype, scales=4, codes="none"
+    )
+    assert np.array_equal(found, scales.numpy())
+    assert np.array_equal(codes.astype(np.float32), expected.reshape(5, 64).numpy())
+    (values, _) = REGISTRY["quantize"].reference(
+        x.numpy(), None, None, out_dtype="f32", scales=4, codes="f8e4m3"
+    )
+    assert np.abs(values - x.numpy()).max() <= np.abs(x.numpy()).max() / 28
+    assert (values[1, 16:] == 0).all()

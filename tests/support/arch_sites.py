@@ -19,7 +19,10 @@ def _site(
 ) -> MakeSite:
     def make(sm: int, quantised: str) -> Site:
         types = {name: quantised if dtype == "q" else dtype for name, dtype in dtypes.items()}
-        given = {name: quantised if value == "q" else value for name, value in attributes.items()}
+        given = {
+            name: {"q": quantised, "dynamic_q": f"dynamic_{quantised}"}.get(value, value)
+            for name, value in attributes.items()
+        }
         complete = REGISTRY[op].complete_attributes(given)
         static = {name: value for name, value in complete.items() if isinstance(value, int)}
         return Site(
@@ -41,6 +44,7 @@ def _bf16(*names: str) -> dict[str, str]:
 
 
 _SCALED = {"out_scale": "f32", "out": "q"}
+_BY_ROW = {"row_scale": "f32", "out": "bf16"}
 _WEIGHT = {"weight": "i4", "weight_scale": "f32"}
 _TILES = {"weight_dtype": "i4", "group_size": 128, "layout": "tiles"}
 SITES: Mapping[str, tuple[MakeSite, ...]] = {
@@ -158,6 +162,14 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             weight_dtype="q",
             out_dtype="f32",
         ),
+        _site(
+            "linear",
+            {"N": WIDTH, "K": WIDTH, "scales": 1},
+            {"x": "q", "weight": "q", "weight_scale": "f32"} | _BY_ROW,
+            N=WIDTH,
+            weight_dtype="q",
+            out_dtype="bf16",
+        ),
     ),
     "mamba2": (
         _site(
@@ -186,6 +198,20 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             weight_dtype="bf16",
             out_dtype="bf16",
         ),
+        _site(
+            "moe",
+            {"E": 8, "H": WIDTH, "I": WIDTH, "GH": 1, "GI": 1},
+            _bf16("x", "out")
+            | {"gate_up": "q", "down": "q", "router_logits": "f32"}
+            | {"gate_up_scale": "f32", "down_scale": "f32"},
+            I=WIDTH,
+            top_k=2,
+            renormalize=1,
+            activation="silu",
+            weight_dtype="q",
+            act_quant="dynamic_q",
+            out_dtype="bf16",
+        ),
     ),
     "paged_attention": (
         _site(
@@ -198,7 +224,16 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dtype="bf16",
         ),
     ),
-    "quantize": (_site("quantize", {"K": WIDTH}, {"x": "bf16"} | _SCALED, out_dtype="q"),),
+    "quantize": (
+        _site("quantize", {"K": WIDTH}, {"x": "bf16"} | _SCALED, out_dtype="q"),
+        _site(
+            "quantize",
+            {"K": WIDTH},
+            {"x": "bf16", "out": "q", "row_scale": "f32"},
+            out_dtype="q",
+            scales=2,
+        ),
+    ),
     "rms_norm": (
         _site(
             "rms_norm",
@@ -213,6 +248,14 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             {"x": "bf16", "weight": "f32", "bias": "f32"} | _SCALED,
             eps=1e-5,
             centered=1,
+            out_dtype="q",
+        ),
+        _site(
+            "rms_norm",
+            {"K": WIDTH},
+            {"x": "bf16", "weight": "f32", "out": "q", "row_scale": "f32"},
+            eps=1e-5,
+            scales=1,
             out_dtype="q",
         ),
     ),
@@ -262,5 +305,13 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             "swiglu", {"I": WIDTH}, _bf16("gate", "up") | _SCALED, out_dtype="q", activation="silu"
         ),
         _site("swiglu", {"I": WIDTH}, _bf16("gate") | _SCALED, out_dtype="q", activation="relu2"),
+        _site(
+            "swiglu",
+            {"I": WIDTH},
+            _bf16("gate", "up") | {"out": "q", "row_scale": "f32"},
+            out_dtype="q",
+            activation="silu",
+            scales=2,
+        ),
     ),
 }

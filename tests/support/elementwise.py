@@ -78,6 +78,33 @@ def quantize(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -
     return KernelCall(REGISTRY["quantize"], {"out_dtype": out_dtype}, inputs | scales)
 
 
+def into_rows(call: KernelCall, scales: int = 1) -> KernelCall:
+    """A call whose result has the scales of its rows instead of out_scale."""
+    return KernelCall(
+        call.op,
+        {**call.attributes, "scales": scales},
+        {**call.inputs, "out_scale": None},
+        (*call.optional_outputs, "row_scale"),
+    )
+
+
+def by_row(
+    rng: np.random.Generator, dtype: str, out_dtype: str, width: int, scales: int = 1
+) -> KernelCall:
+    """A quantize whose scales follow from x, of which a row is zero."""
+    call = quantize(rng, dtype, out_dtype, width)
+    x = call.inputs["x"]
+    assert x is not None
+    x[2] = 0
+    return into_rows(call, scales)
+
+
+def round_trip(rng: np.random.Generator, dtype: str, width: int, scales: int) -> KernelCall:
+    """Such a quantize whose codes are dequantised, for CPU engines alone."""
+    call = by_row(rng, dtype, dtype, width, scales)
+    return KernelCall(call.op, {**call.attributes, "codes": "f8e4m3"}, call.inputs)
+
+
 def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
     x, y = (random_array(rng, ROWS, width, dtype=dtype) for _ in range(2))
     rows = np.array([6, 0, 0, 3], np.int32)
@@ -155,10 +182,11 @@ def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[Kernel
     ]
 
 
-def int8_grid() -> list[KernelCall]:
-    """Lookups that only CPU engines have."""
+def cpu_grid() -> list[KernelCall]:
+    """What only CPU engines have: lookups of int8, and dequantised codes."""
     rng = np.random.default_rng(21)
-    return [
+    trips = [round_trip(rng, dtype, 576, 9) for dtype in ("f32", "bf16")]
+    return trips + [
         call
         for width in WIDTHS
         for dtype in ("f32", "bf16")
@@ -175,6 +203,10 @@ def grid() -> list[KernelCall]:
                 calls += [
                     make(rng, dtype, out_dtype, width) for make in (rms_norm, swiglu, quantize)
                 ]
+                if out_dtype != dtype:
+                    calls.append(by_row(rng, dtype, out_dtype, width))
+                if out_dtype != dtype and width % 16 == 0:
+                    calls.append(by_row(rng, dtype, out_dtype, width, width // 16))
                 if width == UNEVEN:
                     calls.append(layer_norm(rng, dtype, out_dtype, width))
                     calls.append(plain_activation(rng, dtype, out_dtype, width, "relu2"))

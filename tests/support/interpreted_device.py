@@ -141,6 +141,7 @@ class InterpretedDevice:
             weight_scale=_vector(product.weight_scale, columns),
             residual=None if product.residual is None else _matrix(product.residual),
             bias=_vector(product.bias, columns),
+            row_scale=_vector(product.row_scale, len(out)),
         )
         self.launched.append("product")
 

@@ -28,6 +28,8 @@ class Case:
     activation: str = "exact"
     layout: str = "packed"
     input_scale: bool = False
+    scales: int = 0
+    """Of a row of x."""
     bias: bool = False
     residual: bool = False
     softcap: float = 0.0
@@ -55,6 +57,8 @@ CASES = [
     Case("bf16", "i8", 70, 261, residual=True),
     Case("i8", "i8", 80, 1030, input_scale=True, residual=True),
     Case("i8", "i8", 17, 7, input_scale=True, bias=True, out="f32", layout="row_major"),
+    Case("f8e4m3", "f8e4m3", 100, 521, scales=1, bias=True),
+    Case("i8", "i8", 80, 1030, scales=1, residual=True),
     Case("bf16", "i4", 97, 136, 32, bias=True),
     Case("bf16", "i4", 16, 40, layout="row_major"),
     Case("bf16", "u4", 64, 200, 64, zero=True),
@@ -71,6 +75,7 @@ CASES = [
     Case("bf16", "i8", 170, 264, 128, activation="dynamic_i8", layout="planes", bias=True),
     # For the references of narrow schemes in fp32 graphs.
     Case("f32", "f8e4m3", 17, 33, out="f32"),
+    Case("f32", "f8e4m3", 80, 256, 128, residual=True),
     Case("f32", "i8", 16, 12, out="f32"),
     Case("f32", "i4", 16, 64, 32, out="f32"),
     Case("f32", "u4", 16, 64, 32, zero=True, out="f32"),
@@ -100,6 +105,8 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         inputs["weight_zero"] = stored_groups(zeros, case.layout)
     if case.input_scale:
         inputs["input_scale"] = scalar(0.75)
+    if case.scales:
+        inputs["row_scale"] = rng.uniform(0.5, 2, (rows, case.scales)).astype(np.float32)
     if case.bias:
         inputs["bias"] = random_array(rng, case.columns)
     if case.residual:
@@ -122,7 +129,7 @@ def take_rows(call: KernelCall, rows: slice) -> KernelCall:
     varying = {
         name: array[rows]
         for name, array in call.inputs.items()
-        if name in ("x", "residual") and array is not None
+        if name in ("x", "residual", "row_scale") and array is not None
     }
     return replace(call, inputs={**call.inputs, **varying})
 

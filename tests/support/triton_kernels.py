@@ -240,6 +240,7 @@ def _multiply(product: Any, site: Any, tensors: Mapping[str, Any]) -> None:
         weight_scale=vector(product.weight_scale),
         residual=matrix(product.residual, columns)[: len(out)] if product.residual else None,
         bias=vector(product.bias),
+        row_scale=tensors[product.row_scale][: len(out), 0] if product.row_scale else None,
     )
 
 

@@ -16,12 +16,15 @@ def multiply_mixed_input(
     input_scale,
     bias,
     residual,
+    row_scale,
     dims,
     out,
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
@@ -35,6 +38,7 @@ def multiply_mixed_input(
     STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
+    """SCALES: of a row of x, in row_scale; more than one are of the weight's groups."""
     launch_dependents(OVERLAPS)
     num_rows = tl.load(dims + COUNT)
     wait_for_inputs(OVERLAPS)
@@ -46,12 +50,19 @@ def multiply_mixed_input(
         is_column = n < COLUMNS
         # Columns after the last are computed as the last.
         column = tl.minimum(n, COLUMNS - 1).to(tl.int64)
+        x_scales = None
+        if SCALES > 1:
+            x_scales = row_scale + row.to(tl.int64) * SCALE_STRIDE
         total = product(
             x + row.to(tl.int64) * X_STRIDE, is_row, weight, weight_scale, weight_zero, column,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            x_scales=x_scales,
         )  # fmt: skip
         if input_scale is not None:
             total = total * tl.load(input_scale)
+        if SCALES == 1:
+            scales = row_scale + row.to(tl.int64) * SCALE_STRIDE
+            total = total * tl.load(scales, mask=is_row, other=0.0)[:, None]
         if bias is not None:
             total = total + tl.load(bias + column)[None, :]
         if SOFTCAP > 0:

@@ -77,6 +77,7 @@ def product(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     E2M1: tl.constexpr = False,
+    x_scales=None,
 ):
     """[BLOCK_M, BLOCK_N] f32 sums of x * (weight - zero) * scale over DEPTH channels.
 
@@ -89,6 +90,8 @@ def product(
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
         E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
+        x_scales: [BLOCK_M] addresses of the scales of each row of x, one for each GROUP; None: x
+            has none.
     """
     SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
     sums = tl.zeros([BLOCK_M, BLOCK_N], SUM)
@@ -109,7 +112,10 @@ def product(
             )
         if GROUP > 0 and not E2M1:
             scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
-            sums += tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
+            part = tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
+            if x_scales is not None:
+                part *= tl.load(x_scales + begin // GROUP, mask=is_row, other=0.0)[:, None]
+            sums += part
         elif not OPERAND.is_fp8e4nv():
             sums = tl.dot(x_tile, tile.T, sums, input_precision="ieee", out_dtype=SUM)
         else:

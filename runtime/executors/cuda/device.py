@@ -76,7 +76,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias)."""
+    """out = x @ weight.T (* input_scale or row_scale, * weight_scale) (+ residual) (+ bias)."""
 
     x: Operand
     weight: Operand
@@ -88,6 +88,7 @@ class Product:
     bias: Place | None
     residual: Operand | None = None
     """Has the type of `out`, and may be `out` itself."""
+    row_scale: Place | None = None
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,9 @@ class GpuDevice:
         )
 
     def _scales(self, product: Product) -> ScalesAt | None:
+        if product.row_scale is not None and product.weight_scale is not None:
+            by_row, by_column = address(product.row_scale), address(product.weight_scale)
+            return ScalesAt(by_row, by_column, of_rows=True)
         if product.input_scale is None or product.weight_scale is None:
             return None
         of_x, of_weight = address(product.input_scale), address(product.weight_scale)

@@ -186,4 +186,5 @@ class Program:
             uniform_scale=work.uniform_scale,
             bias=place(work.bias),
             residual=None if work.residual is None else operand(work.residual),
+            row_scale=place(work.row_scale),
         )

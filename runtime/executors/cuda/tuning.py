@@ -194,6 +194,7 @@ def _anywhere(work: Work) -> Work:
                 input_scale=None,
                 weight_scale=None,
                 bias=None,
+                row_scale=None,
             )
 
 
