@@ -137,6 +137,7 @@ def _directory(request: BuildRequest) -> Path:
 def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
     try:
         target = parse_target(name)
+        source = source.for_target(rounds_rows=target.rounds_rows)
         check_mixers(source.spec, target, request.tp)
         for scheme in source.schemes:
             target.check_scheme(scheme)

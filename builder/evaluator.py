@@ -24,6 +24,7 @@ from trtc.plugins.rounding import cast
 
 _Operators = list[type[OpRun]]
 _E2M1_MAX = 6.0
+_NOTHING = np.zeros(0, np.float32)
 Exchange = Callable[[str, Array], tuple[Array, ...]]
 """(a collective's node, what this rank gives) -> what every rank gives, in their order."""
 
@@ -112,14 +113,19 @@ def _operators(exchange: Exchange) -> _Operators:
 def _operator(op: FusedOp, exchange: Exchange) -> type[OpRun]:
     """An OpRun that calls the operator's reference."""
 
-    def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array | None, ...]:
-        given = dict(zip((p.name for p in op.inputs), inputs, strict=False))
+    def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
+        node = self.onnx_node
+        given = {
+            parameter.name: value
+            for parameter, value, name in zip(op.inputs, inputs, node.input, strict=False)
+            if name
+        }
         arguments: dict[str, Any] = {p.name: given.get(p.name) for p in op.inputs}
         if op.collective:
-            node = self.onnx_node.name
-            arguments = {name: exchange(node, value) for name, value in arguments.items()}
-        results = op.reference(**arguments, **_attributes(op, self.onnx_node))
-        return tuple(results[: len(self.onnx_node.output)])
+            arguments = {name: exchange(node.name, value) for name, value in arguments.items()}
+        results = op.reference(**arguments, **_attributes(op, node))[: len(node.output)]
+        # onnx wants an array even for an output that the node goes without.
+        return tuple(_NOTHING if one is None else one for one in results)
 
     return type(op.name, (OpRun,), {"op_domain": TRTC_DOMAIN, "_run": run})
 

@@ -75,9 +75,15 @@ def expert_weights(
             "down_bias": _as(down.biases(), "f32"),
         },
         weight_dtype=first.weight.dtype,
-        act_quant=first.activation or "none",
+        act_quant=_act_quant(first),
         group_size=first.group_size or 0,
     )
+
+
+def _act_quant(linear: LinearWeights) -> str:
+    if linear.activation is None:
+        return "none"
+    return f"dynamic_{linear.activation}" if linear.dynamic else linear.activation
 
 
 def choice_bias(router: RouterSpec) -> Tensor | None:
@@ -97,7 +103,8 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
             field=name,
             remedy="Use int4, w4a8_awq or fp8 for models with routed experts",
         )
-    if len({(one.format, one.weight.dtype, one.group_size) for one in linears}) > 1:
+    kinds = {(one.format, one.weight.dtype, one.group_size, one.dynamic) for one in linears}
+    if len(kinds) > 1:
         raise CheckpointError(
             "the experts of one layer are quantised in different ways",
             field=name,

@@ -6,6 +6,7 @@ Rows are packed tokens: there is no batch dimension. A node's name is its site i
 
 A linear is [Mul pre_scale] -> [QuantizeLinear -> DequantizeLinear] -> MatMul with the transposed,
 dequantised weight -> [Add bias]. NVFP4 quantises its input by TensorRT's TRT_FP4DynamicQuantize.
+Inputs whose scales follow from them are trtc.quantize -> DequantizeLinear in blocks along a row.
 Routers and the gates of shared experts multiply in f32: their input is cast, their weight is an f32
 initialiser whose recipe rounds to the activation type first.
 """
@@ -808,7 +809,9 @@ class _SourceGraph:
         if weights.pre_scale is not None:
             scale = self._writer.weight(f"{site}.pre_scale", weights.pre_scale)
             x = self._mul(f"{site}.pre_scale", x, scale)
-        if weights.input_scale is not None and weights.activation is not None:
+        if weights.dynamic and weights.activation is not None:
+            x = self._quantize_rows(f"{site}.input", x, weights.input_scales, weights.activation)
+        elif weights.input_scale is not None and weights.activation is not None:
             scale = self._writer.weight(f"{site}.input_scale", weights.input_scale)
             if weights.activation == "f4e2m1":
                 x = self._quantize_blocks(f"{site}.input", x, scale, weights.group_size or 0)
@@ -863,6 +866,33 @@ class _SourceGraph:
             [quantized, scale],
             x.dtype,
             x.shape,
+            output_dtype=onnx_type(x.dtype),
+        )
+
+    def _quantize_rows(self, site: str, x: Value, scales: int, dtype: str) -> Value:
+        """Rows, or whole groups of them, by their largest magnitudes."""
+        width = x.shape[1]
+        assert isinstance(width, int)
+        codes, row_scale = self._writer.node_of_two(
+            "quantize",
+            f"{site}_q",
+            [x],
+            (
+                Value(f"{site}_q.out", dtype, x.shape),
+                Value(f"{site}_q.scale", "f32", (x.shape[0], scales)),
+            ),
+            domain=TRTC_DOMAIN,
+            out_dtype=dtype,
+            scales=scales,
+        )
+        return self._writer.node(
+            "DequantizeLinear",
+            f"{site}_dq",
+            [codes, row_scale],
+            x.dtype,
+            x.shape,
+            axis=1,
+            block_size=width // scales,
             output_dtype=onnx_type(x.dtype),
         )
 

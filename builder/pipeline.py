@@ -253,7 +253,9 @@ def _open_job(
     # Once: a branch may move, and the answers may take seconds.
     found = resolve_model(request.model, request.revision, weights=weights)
     model = stack.enter_context(with_fast_tokenizer(found))
-    source = open_source(replace(request, model=str(model), revision=None))
+    source = open_source(replace(request, model=str(model), revision=None)).for_target(
+        rounds_rows=target.rounds_rows
+    )
     check_mixers(source.spec, target, request.tp)
     for scheme in source.schemes:
         target.check(scheme)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.checkpoint.dummy import DUMMY, dummy_checkpoint
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.checkpoint.verify import (
     check_tensors,
@@ -23,7 +23,14 @@ from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.kv import KvDType
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import FormatRecipe, read_recipe
-from trtc.quant.scheme import BUILDABLE, MIXED, CheckpointQuantization, Scheme, scheme_named
+from trtc.quant.scheme import (
+    BUILDABLE,
+    MIXED,
+    CheckpointQuantization,
+    Scheme,
+    scheme_named,
+    without_dynamic_activations,
+)
 
 _DEFAULT_DTYPE = "bf16"
 
@@ -50,6 +57,15 @@ class ModelSource:
     def calibrated_spec(self) -> DecoderSpec:
         """Of the checkpoint that calibration writes."""
         return self.separate_spec or self.spec
+
+    def for_target(self, *, rounds_rows: bool) -> "ModelSource":
+        """As a target builds it: one that does not quantise activations by row leaves those of a
+        checkpoint that came so in bf16."""
+        found = self.quantization
+        if rounds_rows or found is None or found.source == DUMMY:
+            return self
+        found = without_dynamic_activations(found)
+        return dataclasses.replace(self, quantization=found, scheme=found.scheme)
 
     def release(self) -> None:
         """Give the checkpoint's pages back: from here on the engine's own weights are read."""

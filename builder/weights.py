@@ -65,13 +65,20 @@ class LinearWeights:
     pre_scale: Tensor | None = None
     """[K], in the activation type."""
     group_size: int | None = None
+    dynamic: bool = False
+    """Whether the input's scales follow from it."""
 
     @property
     def activation(self) -> str | None:
         """What the input is quantised to, if it is."""
-        if self.input_scale is None:
+        if self.input_scale is None and not self.dynamic:
             return None
         return self.format if self.format in ("i8", "f4e2m1") else "f8e4m3"
+
+    @property
+    def input_scales(self) -> int:
+        """Scales that follow from a row of the input: one for each group, or for all of it."""
+        return self.weight.shape[1] // self.group_size if self.group_size else 1
 
 
 def source_recipe(source: TensorSource, linear: LinearSpec | None = None) -> Recipe:
@@ -280,6 +287,7 @@ def quantized_linear(
         input_scale=tensor("input_scale", "f32", ()),
         pre_scale=tensor("pre_quant_scale", dtype, (k,)),
         group_size=group,
+        dynamic=quantized.dynamic,
     )
 
 

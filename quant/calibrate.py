@@ -25,8 +25,8 @@ from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
 from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
-from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Scheme
-from trtc.quant.site_format import BF16, SiteFormat, grouped_int4
+from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Nearest, Scheme
+from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, grouped_int4
 
 if TYPE_CHECKING:
     from trtc.quant.recipe_search import RecipeSearch
@@ -184,6 +184,10 @@ def _planned(
         all_alike = grouped_int4(scheme.group_size)
         formats = {name: BF16 if name in kept else all_alike for name in shapes}
         return _Plan(scheme.name, _gptq(scheme.calibration, kv_dtype, formats), kept)
+    if isinstance(scheme.calibration, Nearest):
+        all_alike = INT8 if scheme.weight == "i8" else FP8
+        formats = {name: BF16 if name in kept else all_alike for name in shapes}
+        return _Plan(scheme.name, _nearest(kv_dtype, formats), kept)
     return _Plan(scheme.name, _modelopt(scheme, kv_dtype, kept), kept)
 
 
@@ -197,6 +201,12 @@ def _gptq(settings: Gptq, kv_dtype: str, formats: Mapping[str, SiteFormat]) -> C
     from trtc.quant.gptq_calibrator import GptqCalibrator
 
     return GptqCalibrator(settings, kv_dtype, formats)
+
+
+def _nearest(kv_dtype: str, formats: Mapping[str, SiteFormat]) -> Calibrator:
+    from trtc.quant.nearest_calibrator import NearestCalibrator
+
+    return NearestCalibrator(kv_dtype, formats)
 
 
 def _quantize(

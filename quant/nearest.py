@@ -1,4 +1,5 @@
-"""8-bit weights, rounded to nearest. The gain of GPTQ there is below the noise of measurements."""
+"""8-bit weights, rounded to nearest: the gain of GPTQ there is below the noise of measurements. And
+activations, by row."""
 
 import torch
 
@@ -6,6 +7,8 @@ from trtc.quant.gptq import Rounded
 from trtc.quant.site_format import SiteFormat
 
 _LARGEST_I8 = 127
+_LEAST = 1e-10
+"""Magnitude that the largest of a row counts as at least."""
 _LARGEST_E4M3 = float(torch.finfo(torch.float8_e4m3fn).max)
 
 
@@ -23,3 +26,13 @@ def round_to_nearest(weight: torch.Tensor, to: SiteFormat) -> Rounded:
     is_integer = to.weight == "i8"
     codes = values.round_().to(torch.int8) if is_integer else values.to(torch.float8_e4m3fn)
     return Rounded(codes, scales.squeeze(-1))
+
+
+def round_rows(x: torch.Tensor, to: SiteFormat) -> torch.Tensor:
+    """Activations [T, K] f32 as they are multiplied with such weights: each row in codes by its
+    largest magnitude, and back."""
+    largest = _LARGEST_I8 if to.weight == "i8" else _LARGEST_E4M3
+    scales = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST) / largest
+    values = (x / scales).clamp_(-largest, largest)
+    codes = values.round_() if to.weight == "i8" else values.to(torch.float8_e4m3fn).float()
+    return codes * scales

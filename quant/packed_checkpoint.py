@@ -6,6 +6,10 @@ linear's tensors, which are of integers (`pack-quantized`) and of E4M3 codes (`f
     weight_packed i32 [N, K*bits/32], weight_scale bf16 [N, K/group_size], weight_shape i64 [2]
     weight F8_E4M3 [N, K], weight_scale bf16 [N, 1]
 
+or, where activations are quantised by row, of int8 (`int-quantized`)
+
+    weight i8 [N, K], weight_scale bf16 [N, 1]
+
 every other tensor is as the source has it, floating-point ones in bf16.
 """
 
@@ -28,7 +32,7 @@ from trtc.quant.site_format import SiteFormat
 
 _INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
-_PACKED, _FLOAT = "pack-quantized", "float-quantized"
+_PACKED, _FLOAT, _INTEGER = "pack-quantized", "float-quantized", "int-quantized"
 _SEVERAL = "mixed-precision"
 _HUB_NAMES = ((re.compile(r"^.*?(?=layers\.)"), ""), (re.compile(r"\.block_sparse_moe\."), ".mlp."))
 """What differs between names in a checkpoint and in Transformers' model."""
@@ -54,17 +58,25 @@ class PackedCheckpoint:
         model_dir: the unquantised checkpoint.
         output_dir: exists.
         formats: of the linears that will be given, by their names in Transformers' model.
+        rounds_rows: whether their activations are quantised to the weights' types, by row; formats
+            are of 8 bits then.
 
     Raises:
         UnsupportedError: the source has no tensor of its own for a linear.
     """
 
     def __init__(
-        self, model_dir: Path, output_dir: Path, formats: Mapping[str, SiteFormat]
+        self,
+        model_dir: Path,
+        output_dir: Path,
+        formats: Mapping[str, SiteFormat],
+        *,
+        rounds_rows: bool = False,
     ) -> None:
         self._model_dir = model_dir
         self._output_dir = output_dir
         self._formats = formats
+        self._rounds_rows = rounds_rows
         self._source = _Stored(_files(model_dir))
         self._stored_as, self._taken_apart = _stored_names(list(formats), self._source.file_of)
         self._files: list[tuple[str, ...]] = []
@@ -75,7 +87,7 @@ class PackedCheckpoint:
         for name, rounded in linears.items():
             prefix, bits = self._stored_as[name], self._formats[name].code_bits
             tensors[f"{prefix}.weight_scale"] = rounded.scales.bfloat16()
-            if rounded.codes.is_floating_point():
+            if rounded.codes.is_floating_point() or self._rounds_rows:
                 tensors[f"{prefix}.weight"] = rounded.codes
                 continue
             codes = (rounded.codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8).numpy()
@@ -112,7 +124,8 @@ class PackedCheckpoint:
             groups[f"group_{number}"] = {
                 "targets": ["Linear"] if len(used) == 1 else stored,
                 "weights": _weights(one),
-                "format": _format(one),
+                "input_activations": _activations(one) if self._rounds_rows else None,
+                "format": _format(one, rounds_rows=self._rounds_rows),
             }
         layouts = {group["format"] for group in groups.values()}
         kv = {
@@ -215,8 +228,15 @@ def _plain(name: str) -> str:
     return name
 
 
-def _format(one: SiteFormat) -> str:
-    return _FLOAT if one.weight == "f8e4m3" else _PACKED
+def _format(one: SiteFormat, *, rounds_rows: bool) -> str:
+    if one.weight == "f8e4m3":
+        return _FLOAT
+    return _INTEGER if rounds_rows else _PACKED
+
+
+def _activations(one: SiteFormat) -> dict[str, Any]:
+    """compressed-tensors' QuantizationArgs of what such weights multiply."""
+    return {**_weights(one), "strategy": "token", "dynamic": True}
 
 
 def _weights(one: SiteFormat) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Schemes: what `--dtype` names, as a literal table of frozen records."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -33,7 +33,13 @@ class Gptq:
     """Share of what GPTAQ says that is done; the rest would fit the calibration text."""
 
 
-Calibration = Modelopt | Gptq
+@dataclass(frozen=True)
+class Nearest:
+    """Rounding to nearest, for 8-bit weights with a scale an output channel. Text is only measured
+    on."""
+
+
+Calibration = Modelopt | Gptq | Nearest
 """How scales and rounded weights are found: a record for each kind of algorithm, with its settings.
 quant/calibrate.py has the function of each."""
 
@@ -55,6 +61,9 @@ class Scheme:
     """Input channels that share a weight scale; None: one scale an output channel or a tensor."""
     pre_quant_scale: bool = False
     """Whether linears may have a scale an input channel (AWQ, SmoothQuant)."""
+    dynamic: bool = False
+    """Whether a row of an activation gets its scale as it comes, or one for each group, of weights
+    in groups; else calibration gives one for all rows."""
     calibration: Calibration | None = None
     """None: nothing to calibrate, or nothing that trtc can make."""
 
@@ -99,8 +108,12 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("int4_g64", "bf16", "i4", "bf16", 64, calibration=Gptq(asymmetric=True)),
         Scheme("int4_g32", "bf16", "i4", "bf16", 32, calibration=Gptq(asymmetric=True)),
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128, calibration=Gptq(asymmetric=False)),
-        # Weights only: imported, and what is made of checkpoints that quantise activations anew
-        # for every token. Multiplying with the bf16 activation itself is exact where they round.
+        Scheme("fp8_dynamic", "bf16", "f8e4m3", "f8e4m3", dynamic=True, calibration=Nearest()),
+        Scheme("int8_dynamic", "bf16", "i8", "i8", dynamic=True, calibration=Nearest()),
+        # In blocks of 128 by 128, as DeepSeek releases; activations in groups of 128.
+        Scheme("fp8_blocks", "bf16", "f8e4m3", "f8e4m3", 128, dynamic=True),
+        # Weights only. Of checkpoints that round activations anew for every token, too, where a
+        # target cannot: multiplying with the bf16 activation itself is exact where they round.
         Scheme("fp8_weights", "bf16", "f8e4m3", "bf16"),
         Scheme("int8_weights", "bf16", "i8", "bf16"),
         # Of routed experts only; all else is bf16.
@@ -112,7 +125,9 @@ BUILDABLE = (
     "fp32",
     "bf16",
     "fp8",
+    "fp8_dynamic",
     "int8_sq",
+    "int8_dynamic",
     "int4",
     "int4_g64",
     "int4_g32",
@@ -157,6 +172,9 @@ class QuantizedLinear:
     shape: tuple[int, ...] | None = None
     """(N, K) as the stored tensors have it, or (E, N, K) of all experts, to hold against
     config.json; None: not known."""
+    dynamic: bool = False
+    """Whether each row of the activation, or each group of it where the weight has groups, is
+    quantised to the weight's type by its largest magnitude."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,25 @@ class CheckpointQuantization:
     """What the checkpoint asks the KV cache to be; None: it says nothing."""
     notes: tuple[str, ...] = ()
     """What trtc does otherwise than the checkpoint says, for the report."""
+
+
+DYNAMIC_NOTE = (
+    "activations that the checkpoint would round anew for every token stay bf16, which is more "
+    "exact"
+)
+_WEIGHTS_ONLY = {"f8e4m3": "fp8_weights", "i8": "int8_weights"}
+
+
+def without_dynamic_activations(found: CheckpointQuantization) -> CheckpointQuantization:
+    """For targets that quantise activations by scales of calibration alone: those that have none
+    stay bf16, and a note says so."""
+    if not any(linear.dynamic for linear in found.linears.values()):
+        return found
+    scheme = found.scheme
+    if scheme.dynamic:
+        scheme = replace(SCHEMES[_WEIGHTS_ONLY[scheme.weight]], group_size=scheme.group_size)
+    linears = {name: replace(linear, dynamic=False) for name, linear in found.linears.items()}
+    return replace(found, scheme=scheme, linears=linears, notes=(*found.notes, DYNAMIC_NOTE))
 
 
 def scheme_named(name: str) -> Scheme:

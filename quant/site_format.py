@@ -67,6 +67,8 @@ class SiteFormat:
 
 
 BF16 = SiteFormat("bf16", "bf16")
+FP8 = SiteFormat("fp8", "f8e4m3")
+INT8 = SiteFormat("int8", "i8")
 FORMATS: dict[str, SiteFormat] = {
     one.name: one
     for one in (
@@ -74,8 +76,8 @@ FORMATS: dict[str, SiteFormat] = {
         SiteFormat("int4_g64", "i4", 64),
         SiteFormat("int4_g32", "i4", 32),
         SiteFormat("int8_g128", "i8", 128),
-        SiteFormat("int8", "i8"),
-        SiteFormat("fp8", "f8e4m3"),
+        INT8,
+        FP8,
         BF16,
     )
 }

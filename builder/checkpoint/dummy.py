@@ -17,6 +17,8 @@ from trtc.quant.formats.mxfp4 import BLOCKS, GROUP, SCALES, of_experts
 from trtc.quant.formats.stored import num_groups
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, TensorSource
 
+DUMMY = "dummy"
+"""The source of a quantisation that no checkpoint has."""
 _STD = 0.02
 _QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5, "f4e2m1": 2.0}
 """Spreads codes over much of their range."""
@@ -88,8 +90,9 @@ def dummy_checkpoint(
             scheme.weight,
             {key: TensorSource((f"{linear.name}.{key}",)) for key in canonical},
             scheme.group_size,
+            dynamic=scheme.dynamic,
         )
-    return DummyReader(tensors), CheckpointQuantization("dummy", scheme, linears, kv_scales={})
+    return DummyReader(tensors), CheckpointQuantization(DUMMY, scheme, linears, kv_scales={})
 
 
 def _dummy_experts(
@@ -115,7 +118,7 @@ def _dummy_experts(
         raise UnsupportedError(
             f"{scheme.name} is for models whose experts lie in one tensor", field="--dtype"
         )
-    return DummyReader(tensors), CheckpointQuantization("dummy", scheme, linears, kv_scales={})
+    return DummyReader(tensors), CheckpointQuantization(DUMMY, scheme, linears, kv_scales={})
 
 
 def _mxfp4(name: str, shape: Shape) -> Array:
@@ -144,7 +147,7 @@ def _canonical(
     """The tensors of quant/scheme.py's QuantizedLinear."""
     columns = linear.in_features
     weight = "i4" if scheme.weight == "i4_f8" else scheme.weight
-    per_tensor = scheme.weight == "f8e4m3"
+    per_tensor = scheme.weight == "f8e4m3" and not scheme.dynamic
     groups = columns // scheme.group_size if scheme.group_size else 1
     tensors: dict[str, tuple[str, Shape]] = {
         "weight": (weight, (rows, columns)),
@@ -154,7 +157,7 @@ def _canonical(
         tensors["weight_scale"] = ("f8e4m3", (rows, groups))
     if scheme.weight in ("i4_f8", "f4e2m1"):
         tensors["weight_scale_2"] = ("f32", ())
-    if scheme.activation in ("f8e4m3", "f4e2m1", "i8"):
+    if scheme.activation in ("f8e4m3", "f4e2m1", "i8") and not scheme.dynamic:
         tensors["input_scale"] = ("f32", ())
     if has_pre_scale:
         tensors["pre_quant_scale"] = ("f32", (columns,))

@@ -13,10 +13,13 @@ def fuse_quantize(rewriter: Rewriter) -> bool:
 
     Rule: quantize(p(...), pre_scale, out_scale) -> p(..., pre_scale, out_scale; out_dtype) for p
     one of rms_norm, swiglu and paged_attention, when nothing else reads p's result. A norm whose
-    result is also read unquantised (by a router, or with other scales) keeps its quantize.
+    result is also read unquantised (by a router, or with other scales) keeps its quantize. So do
+    results that have the scales of their rows: see fuse_row_quantize.
     """
     changed = False
     for quantize in rewriter.fused_nodes("quantize"):
+        if quantize.attrs.get("scales"):
+            continue
         node = producer(quantize.inputs[0])
         if node is not None and _fits(rewriter, node, quantize.inputs[0]):
             _fuse(rewriter, node, quantize)

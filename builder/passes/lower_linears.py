@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, is_weight, producer, site_of
+from trtc.builder.passes.matching import (
+    Node,
+    Tensor,
+    dtype_of,
+    is_fused,
+    is_weight,
+    output_of,
+    producer,
+    site_of,
+)
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Cast
 from trtc.builder.transforms import ScalePerRow, ZeroPerRow
@@ -19,12 +28,14 @@ _LEGAL = {
 
 @dataclass(frozen=True)
 class _Input:
-    """The activation side of a product: x * pre_scale / input_scale in `dtype`."""
+    """The activation side of a product: x * pre_scale / input_scale in `dtype`, or by `scales`."""
 
     x: Tensor
     dtype: str
     pre_scale: Tensor | None = None
     input_scale: Tensor | None = None
+    scales: int = 0
+    """Of a row, which follow from it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ def lower_linears(rewriter: Rewriter) -> bool:
         both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
         a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
            with one scale -> trtc.quantize, whose output the linear reads, and input_scale
+           the same through trtc.quantize/DequantizeLinear by scales of rows -> its codes are what
+           the linear reads, and row_scale
         y: Add(y, bias[N]) -> bias; Cast(y, f32) that gives the graph's output, and
            c * Tanh(y / c) in f32, cast or not -> out_dtype, softcap
     A product of element types that no kernel multiplies is left alone.
@@ -109,14 +122,28 @@ def _match_weight(tensor: Tensor) -> _Weight | None:
 
 
 def _match_input(rewriter: Rewriter, tensor: Tensor) -> _Input:
+    by_rows = _match_dynamic_quantization(tensor)
     quantized = _match_static_quantization(rewriter, tensor)
     source, dtype, scale = quantized or (tensor, dtype_of(tensor), None)
+    scales = 0
+    if by_rows is not None:
+        source, dtype, scales = by_rows
     multiply = producer(source, "Mul")
     if multiply is not None:
         for x, factor in (multiply.inputs, reversed(multiply.inputs)):
             if is_weight(factor) and not is_weight(x) and list(factor.shape) == [x.shape[-1]]:
-                return _Input(x, dtype, rewriter.as_type(factor, "f32"), scale)
-    return _Input(source, dtype, None, scale)
+                return _Input(x, dtype, rewriter.as_type(factor, "f32"), scale, scales)
+    return _Input(source, dtype, None, scale, scales)
+
+
+def _match_dynamic_quantization(tensor: Tensor) -> tuple[Tensor, str, int] | None:
+    """(x, element type, scales of a row) of DequantizeLinear(trtc.quantize(x; scales))."""
+    dequantize = producer(tensor, "DequantizeLinear")
+    quantize = producer(dequantize.inputs[0]) if dequantize else None
+    if quantize is None or not is_fused(quantize, "quantize"):
+        return None
+    assert dequantize is not None and dequantize.inputs[1] is output_of(quantize, "row_scale")
+    return quantize.inputs[0], dtype_of(quantize.outputs[0]), int(quantize.attrs["scales"])
 
 
 def _match_static_quantization(
@@ -174,16 +201,18 @@ def _lower(rewriter: Rewriter, matmul: Node, given: _Input, weight: _Weight) -> 
     num_columns = weight.weight.shape[0]
     epilogue = _match_epilogue(rewriter, matmul, num_columns)
     output = epilogue.last.outputs[0]
+    x, row_scale = _quantized(rewriter, site, given)
     rewriter.fused(
         "linear",
         site,
         inputs={
-            "x": _quantized(rewriter, site, given),
+            "x": x,
             "weight": weight.weight,
             "weight_scale": _per_row(rewriter, weight.scale, num_columns, "f32"),
             "weight_zero": _per_row(rewriter, weight.zero, num_columns, "u8"),
             "input_scale": given.input_scale,
             "bias": epilogue.bias,
+            "row_scale": row_scale,
         },
         outputs={"out": output},
         attributes={
@@ -198,19 +227,24 @@ def _lower(rewriter: Rewriter, matmul: Node, given: _Input, weight: _Weight) -> 
     )
 
 
-def _quantized(rewriter: Rewriter, site: str, given: _Input) -> Tensor:
-    """The tensor that the linear reads: x itself, or what trtc.quantize makes of it."""
-    if given.pre_scale is None and given.input_scale is None:
-        return given.x
+def _quantized(rewriter: Rewriter, site: str, given: _Input) -> tuple[Tensor, Tensor | None]:
+    """The tensor that the linear reads, which is x itself or what trtc.quantize makes of it, and
+    the scales of its rows."""
+    if given.pre_scale is None and given.input_scale is None and not given.scales:
+        return given.x, None
     output = rewriter.variable(f"{site}.quantized", given.dtype, given.x.shape)
+    outputs = {"out": output}
+    if given.scales:
+        shape = [given.x.shape[0], given.scales]
+        outputs["row_scale"] = rewriter.variable(f"{site}.row_scale", "f32", shape)
     rewriter.fused(
         "quantize",
         f"{site}.quantize",
         inputs={"x": given.x, "pre_scale": given.pre_scale, "out_scale": given.input_scale},
-        outputs={"out": output},
-        attributes={"out_dtype": given.dtype},
+        outputs=outputs,
+        attributes={"out_dtype": given.dtype, "scales": given.scales, "codes": "none"},
     )
-    return output
+    return output, outputs.get("row_scale")
 
 
 def _per_row(rewriter: Rewriter, tensor: Tensor | None, rows: int, dtype: str) -> Tensor | None:

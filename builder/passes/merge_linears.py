@@ -45,6 +45,8 @@ def merge_linears(rewriter: Rewriter) -> bool:
 def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:
     if left.inputs[0] is not right.inputs[0]:
         return False
+    if input_of(left, "row_scale") is not input_of(right, "row_scale"):
+        return False
     if _routes(left) != _routes(right):
         return False
     if _routes(left) and right.attrs["N"] % _ROUTER_COLUMNS:
@@ -78,6 +80,7 @@ def _merge(rewriter: Rewriter, group: Sequence[Node]) -> None:
         inputs={
             "x": first.inputs[0],
             "input_scale": input_of(first, "input_scale"),
+            "row_scale": input_of(first, "row_scale"),
             **{name: _joined(rewriter, site, name, group) for name in _ROWWISE},
         },
         outputs={"out": merged},

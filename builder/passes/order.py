@@ -2,6 +2,7 @@
 
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
+from trtc.builder.passes.dequantize_groups import DEQUANTIZE_GROUPS
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
@@ -11,6 +12,7 @@ from trtc.builder.passes.fuse_linears import FUSE_LINEARS
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
+from trtc.builder.passes.fuse_row_quantize import FUSE_ROW_QUANTIZE
 from trtc.builder.passes.fuse_shared_expert import FUSE_SHARED_EXPERT
 from trtc.builder.passes.gather_early import GATHER_EARLY
 from trtc.builder.passes.lower_add import LOWER_ADD
@@ -62,7 +64,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
-_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS, FUSE_LINEARS)
+_CUDA_PASSES = (FUSE_ROW_QUANTIZE, FUSE_GATED_LINEAR, TILE_WEIGHTS, FUSE_LINEARS)
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
@@ -89,7 +91,7 @@ def cpu_passes(
     lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations:
-        return (*share, *NATIVE_PASSES, *lm_head, *pack)
+        return (*share, *NATIVE_PASSES, DEQUANTIZE_GROUPS, *lm_head, *pack)
     rounded = (REGROUP_E4M3, *lm_head, SELECT_CPU_ACTIVATION)
     return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, *pack)
 
@@ -102,7 +104,8 @@ def quantizes_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
 def cuda_passes(
     scheme: Scheme, reader: TensorReader, ranks: int = 1, *, exact_lm_head: bool
 ) -> tuple[Pass, ...]:
-    """The CUDA target's list: activations are exact, the lm_head beside 4-bit weights is int8
+    """The CUDA target's list: activations are exact, and have their rows' scales from the operators
+    that make them, the lm_head beside 4-bit weights is int8
     unless asked for exact, each of several ranks gets its share, both products of a gated MLP stay
     on the chip, and 4-bit weights come to lie in tiles, in one call with the norms and gates beside
     them."""

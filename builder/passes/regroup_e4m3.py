@@ -15,8 +15,8 @@ def regroup_e4m3(rewriter: Rewriter) -> bool:
 
     Rules, for E4M3 weights [N, K] or [E, N, K] with a scale a row, and activations in bf16:
         linear(x, w, s [N, 1])            -> linear(x, i8, s' [N, G]; group_size=128)
-        moe(x, _, w [E, N, K], s, ...)    -> the same for both of its weights, without the static
-                                             scales of its inputs; act_quant=none
+        moe(x, _, w [E, N, K], s, ...)    -> the same for both of its weights, without the rounding
+                                             of its inputs, static or dynamic; act_quant=none
 
     A group's scale is the power of two that makes integers of the four highest binades of E4M3 in
     it: only weights below an eighth of their group's largest are rounded, by at most 1/128 of it.

@@ -274,6 +274,25 @@ class Rewriter:
         for former in producers:
             _remove_unread(former, self._output_names)
 
+    def give_output(self, node: Node, parameter: str, tensor: Tensor) -> None:
+        """Let a node of trtc's produce `tensor`, which another node made, as an output that it went
+        without until now."""
+        names = [output.name for output in REGISTRY[node.op].outputs]
+        position = names.index(parameter)
+        producers = list(tensor.inputs)
+        tensor.inputs.clear()
+        while len(node.outputs) <= position:
+            node.outputs.append(gs.Variable.empty())
+        node.outputs[position] = tensor
+        for former in producers:
+            _remove_unread(former, self._output_names)
+
+    def drop_output(self, node: Node, parameter: str) -> None:
+        """Leave out the last output of a node of trtc's, which nobody reads."""
+        tensor = output_of(node, parameter)
+        assert tensor is node.outputs[-1] and not tensor.outputs, f"{node.name}: {parameter}"
+        node.outputs.pop()
+
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Let every reader of `old` read `new`."""
         for consumer in list(old.outputs):

@@ -37,7 +37,8 @@ class ShardOverRanks:
         moe(whole)      -> 1 / R of each expert's channels, then all_reduce; of a shared expert's
                            result it adds the rank's part, which is not reduced alone
         rope, rope_kv_write, paged_attention -> 1 / R of the heads, parted
-        swiglu, quantize, gather_rows, Split of what is parted -> parted, pre-scales too
+        swiglu, quantize, gather_rows, Split of what is parted -> parted, pre-scales too; a row that
+                           has one scale of its own gets one on each rank
     All else is whole. A graph that has collectives is sharded already and stays as it is.
     """
 
@@ -167,6 +168,8 @@ class _Walk:
             return
         if node.op != "gather_rows":
             self._cut(node, "pre_scale", 0, parts)
+        if node.attrs.get("scales", 0) > 1:
+            node.attrs["scales"] = self.share(node.attrs["scales"], node.name)
         self._parted[node.outputs[0].name] = parts
 
     def _split(self, node: Node) -> None:

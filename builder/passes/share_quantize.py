@@ -8,7 +8,7 @@ from trtc.builder.passes.rewriter import Rewriter
 def share_quantize(rewriter: Rewriter) -> bool:
     """Let the readers of equal trtc.quantize nodes read the first.
 
-    Rule: quantize(x, p, s), quantize(x, p', s') -> one, where p = p', s = s' and the output types
+    Rule: quantize(x, p, s), quantize(x, p', s') -> one, where p = p', s = s' and the attributes
     are equal. Weights count as equal only when their inline bytes or their recipes are.
     """
     changed = False
@@ -19,13 +19,14 @@ def share_quantize(rewriter: Rewriter) -> bool:
         if twin is None or rewriter.is_output(node.outputs[0]):
             others.append(node)
         else:
-            rewriter.replace_uses(node.outputs[0], twin.outputs[0])
+            for own, shared in zip(list(node.outputs), list(twin.outputs), strict=True):
+                rewriter.replace_uses(own, shared)
             changed = True
     return changed
 
 
 def _equal(rewriter: Rewriter, left: Node, right: Node) -> bool:
-    return left.attrs["out_dtype"] == right.attrs["out_dtype"] and all(
+    return left.attrs == right.attrs and all(
         rewriter.same_weight(input_of(left, name), input_of(right, name))
         for name in ("pre_scale", "out_scale")
     )

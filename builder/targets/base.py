@@ -62,6 +62,20 @@ def refuse_fp4(scheme: Scheme, name: str) -> None:
         )
 
 
+def refuse_dynamic(scheme: Scheme, name: str) -> None:
+    """For targets that quantise activations by scales of calibration.
+
+    Raises:
+        UnsupportedError: the scheme has others.
+    """
+    if scheme.dynamic:
+        raise UnsupportedError(
+            f"{name} quantises activations by static scales, and {scheme.name} has dynamic ones",
+            field="--dtype",
+            remedy="Use fp8 or int8_sq, or --target cpu or cuda",
+        )
+
+
 class Target(Protocol):
     """One kind of engine. Instances hold the parsed part after the colon of `--target`."""
 
@@ -109,6 +123,12 @@ class Target(Protocol):
     @property
     def has_sinks(self) -> bool:
         """Whether its attention takes sinks."""
+        ...
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether it quantises activations by scales that follow from their rows. Checkpoints that
+        want it keep their activations in bf16 otherwise."""
         ...
 
     def check_scheme(self, scheme: Scheme) -> None:

@@ -67,6 +67,10 @@ class CpuTarget:
         return True
 
     @property
+    def rounds_rows(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

@@ -77,6 +77,10 @@ class CudaTarget:
         return True
 
     @property
+    def rounds_rows(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 8
 

@@ -296,6 +296,8 @@ class _Resolver:
         self, one: _LoweredCall, product: Gemm, names: Mapping[str, Address]
     ) -> ProductCall:
         site = one.site
+        if product.row_scale and site.strides[product.row_scale] != 1:
+            raise InvariantError("scales of rows have gaps between them", field=one.call.site)
         num_columns, depth = site.axes["N"], site.axes["K"]
 
         def matrix(parameter: str, columns: int, rows: int = 0) -> Matrix:
@@ -319,6 +321,7 @@ class _Resolver:
             ),
             bias=names.get(product.bias),
             residual=matrix(product.residual, num_columns) if product.residual else None,
+            row_scale=names.get(product.row_scale),
         )
 
     def _collective(

@@ -1,11 +1,12 @@
-"""What 4-bit formats cost a model: trtc's schemes beside other libraries, at equal text and metric.
+"""What formats cost a model: trtc's schemes beside other libraries, at equal text and metric.
 
     python -m examples.bench.accuracy [--model DIR] [--only NAME ...] [--tokens N]
 
 Linears of the decoder layers are quantised, and nothing else: embeddings and lm_head stay as they
 are for all. The weights that a library writes are put back into the model in f32 and run by
-Transformers, against the unquantised model in f32. Bits are of the linears' weights and scales, as
-checkpoints store them; for nvidia-modelopt's rows, with scales of 16 bits.
+Transformers, with activations rounded where the format does so, against the unquantised model in
+f32. Bits are of the linears' weights and scales, as checkpoints store them; for nvidia-modelopt's
+rows, with scales of 16 bits.
 Calibration text is trtc's own; the measured text is Python source that is not in it: files of the
 running Python's standard library.
 
@@ -45,7 +46,7 @@ from trtc.quant.prequantized import read_quantization
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.reference_model import load_model
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization, Scheme
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, Scheme
 
 PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
 HELDOUT_FILES = (
@@ -53,7 +54,10 @@ HELDOUT_FILES = (
     *("difflib", "fractions", "heapq", "inspect", "pickle", "statistics"),
 )
 """Modules of the standard library whose source is measured on."""
-TRTC_SCHEMES = ("int4", "int4_gptq", "int4_g64", "int4_g32", "int4_awq")
+TRTC_SCHEMES = (
+    *("int4", "int4_gptq", "int4_g64", "int4_g32", "int4_awq"),
+    *("int8_sq", "int8_dynamic", "fp8", "fp8_dynamic"),
+)
 MIXED_BITS = (4.25, 4.5, 4.8, 5.0, 6.0)
 """Sizes of mixed recipes."""
 MODELOPT_RECIPES: Mapping[str, Any] = {
@@ -167,6 +171,7 @@ def of_trtc(model_dir: Path, scheme: Scheme | FormatRecipe) -> Quantized:
         kept = {name: reader.read(name) for name in reader.names if not _is_of(name, weights)}
         model = load_model(model_dir, "float32")
         _fill(model, {**kept, **{f"{name}.weight": one for name, one in weights.items()}})
+        _round_inputs(model, found, reader)
         linears = dict(quantizable_linears(model))
         stored = sum(reader.read(name).nbytes for name in reader.names if _is_of(name, linears))
         count = sum(linear.weight.numel() for linear in linears.values())
@@ -180,17 +185,48 @@ def _is_of(tensor: str, linears: Mapping[str, Any]) -> bool:
 
 def _dequantized(found: CheckpointQuantization, prefix: str, reader: SafetensorsReader) -> Any:
     """[N, K] f32, as it acts on the linear's input."""
-    linear = found.linears[prefix]
-    parts = {
+    parts = _parts(found.linears[prefix], reader)
+    weight = parts["weight"].astype(np.float32)
+    repeats = weight.shape[1] // parts["weight_scale"].shape[1]
+    values = weight * parts["weight_scale"].repeat(repeats, axis=1)
+    return values * parts.get("pre_quant_scale", np.float32(1))
+
+
+def _parts(linear: QuantizedLinear, reader: SafetensorsReader) -> dict[str, Any]:
+    """The canonical tensors of a linear."""
+    return {
         name: source.function(*map(reader.read, source.names))
         if source.function
         else reader.read(source.names[0])
         for name, source in linear.tensors.items()
     }
-    weight = parts["weight"].astype(np.float32)
-    repeats = weight.shape[1] // parts["weight_scale"].shape[1]
-    values = weight * parts["weight_scale"].repeat(repeats, axis=1)
-    return values * parts.get("pre_quant_scale", np.float32(1))
+
+
+def _round_inputs(model: Any, found: CheckpointQuantization, reader: SafetensorsReader) -> None:
+    """Let linears round their inputs as the checkpoint says."""
+    for name, linear in found.linears.items():
+        if linear.dynamic or "input_scale" in linear.tensors:
+            parts = _parts(linear, reader)
+            scales = parts.get("pre_quant_scale", np.float32(1)), parts.get("input_scale")
+            hook = _rounding(torch.int8 if linear.weight == "i8" else torch.float8_e4m3fn, *scales)
+            model.get_submodule(name).register_forward_pre_hook(hook)
+
+
+def _rounding(code: torch.dtype, pre_scale: Any, static: Any) -> Callable[..., Any]:
+    least, largest = (-128.0, 127.0) if code == torch.int8 else (-448.0, 448.0)
+    factor = torch.as_tensor(pre_scale)
+
+    def hook(module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        x = inputs[0] * factor
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-10) / largest
+        if static is not None:
+            scale = torch.as_tensor(static)
+        values = (x / scale).clamp(least, largest)
+        codes = values.round() if code == torch.int8 else values.to(code).float()
+        # The weights that the model has are for inputs without the factor.
+        return (codes * scale / factor,)
+
+    return hook
 
 
 def _fill(model: Any, tensors: Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ TWINS = (
     Variation("int4_awq", "int4_awq"),
     Variation("w4a8_awq", "w4a8_awq"),
     Variation("int8_sq", "int8_sq"),
+    Variation("fp8_dynamic", "fp8_dynamic"),
+    Variation("int8_dynamic", "int8_dynamic"),
 )
 UNWEIGHTED = (
     Variation("fp8", "fp8", offline=True),
@@ -81,6 +83,10 @@ UNWEIGHTED = (
     Variation("bf16", "bf16"),
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
+    Variation("fp8_dynamic", "fp8_dynamic", offline=True),
+    Variation("fp8_blocks", "fp8_blocks"),
+    Variation("int8_sq", "int8_sq"),
+    Variation("int8_dynamic", "int8_dynamic"),
     Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", offline=True),
     Variation("delta", "fp8", shape="qwen3.5-9b"),
     Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b"),

@@ -6,7 +6,8 @@
     int-quantized     weight i8 [N, K]                   weight_scale [1], [N, 1] or [N, G]
     float-quantized   weight F8_E4M3 [N, K]              weight_scale [1], [N, 1] or [N/b, K/b]
 
-Static activations add input_scale [1].
+Static activations add input_scale [1]. Dynamic ones, by token, or by token and group where weights
+have blocks, are quantised so where they are of the type of the weights and these have no groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ import numpy as np
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
-    DYNAMIC_NOTE,
     Array,
     StoredTensors,
     block_scale,
@@ -33,6 +33,7 @@ from trtc.quant.formats.stored import (
 )
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
 from trtc.quant.scheme import (
+    DYNAMIC_NOTE,
     MIXED,
     SCHEMES,
     CheckpointQuantization,
@@ -69,7 +70,11 @@ class _Group:
     targets: ListedModules | None
     """None: all linears."""
     weights: _Weights
-    activations: Literal["none", "static", "dynamic"]
+    activations: "_Activations"
+
+
+_Activations = Literal["none", "static", "dynamic", "exact"]
+"""exact: the checkpoint says dynamic, in a way that trtc does not multiply; they stay bf16."""
 
 
 def read_compressed_tensors(
@@ -90,15 +95,15 @@ def read_compressed_tensors(
     for prefix in _prefixes(stored, groups):
         ignored.check(prefix)
         group = _group_of(prefix, groups)
-        linears[prefix] = _linear(stored, prefix, group.weights, group.activations == "static")
-    is_dynamic = any(group.activations == "dynamic" for group in groups)
+        linears[prefix] = _linear(stored, prefix, group.weights, group.activations)
+    stays_exact = any(group.activations == "exact" for group in groups)
     return CheckpointQuantization(
         source="compressed-tensors",
         scheme=_scheme(groups),
         linears=linears,
         kv_scales=stored.kv_scales() if kv_dtype else {},
         kv_dtype=kv_dtype,
-        notes=(DYNAMIC_NOTE,) if is_dynamic else (),
+        notes=(DYNAMIC_NOTE,) if stays_exact else (),
     )
 
 
@@ -199,15 +204,13 @@ def _default_strategy(declared: Mapping[str, Any]) -> str:
     return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
-def _activations(
-    declared: Mapping[str, Any], weights: _Weights
-) -> Literal["none", "static", "dynamic"]:
+def _activations(declared: Mapping[str, Any], weights: _Weights) -> _Activations:
     if not declared:
         return "none"
-    if declared.get("dynamic"):
-        return "dynamic"
     kind = (declared.get("type", "int"), declared.get("num_bits"))
     wanted = {"f8e4m3": ("float", 8), "i8": ("int", 8)}.get(weights.weight)
+    if declared.get("dynamic"):
+        return "dynamic" if kind == wanted and _by_row(declared, weights) else "exact"
     if kind != wanted or declared.get("strategy", "tensor") != "tensor":
         raise unsupported(
             "input_activations",
@@ -216,6 +219,15 @@ def _activations(
         )
     expect(declared, "symmetric", True, default=True)
     return "static"
+
+
+def _by_row(declared: Mapping[str, Any], weights: _Weights) -> bool:
+    """Whether rows of activations, or their groups that are the weights', have scales."""
+    if not declared.get("symmetric", True) or weights.group_size is not None:
+        return False
+    if weights.block is None:
+        return declared.get("strategy") == "token"
+    return (declared.get("strategy"), declared.get("group_size")) == ("group", weights.block[1])
 
 
 def _scheme(groups: Sequence[_Group]) -> Scheme:
@@ -234,13 +246,16 @@ def _scheme(groups: Sequence[_Group]) -> Scheme:
 
 def _scheme_of(group: _Group) -> Scheme:
     weights = group.weights
+    how = "exact" if group.activations == "none" else group.activations
     name = {
-        ("f8e4m3", True): "fp8",
-        ("f8e4m3", False): "fp8_weights",
-        ("i8", True): "int8_sq",
-        ("i8", False): "int8_weights",
-        ("i4", False): "int4_gptq",
-    }[weights.weight, group.activations == "static"]
+        ("f8e4m3", "static"): "fp8",
+        ("f8e4m3", "dynamic"): "fp8_dynamic" if weights.block is None else "fp8_blocks",
+        ("f8e4m3", "exact"): "fp8_weights",
+        ("i8", "static"): "int8_sq",
+        ("i8", "dynamic"): "int8_dynamic",
+        ("i8", "exact"): "int8_weights",
+        ("i4", "exact"): "int4_gptq",
+    }[weights.weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
 
@@ -254,7 +269,9 @@ def _kv_dtype(declared: Mapping[str, Any]) -> Literal["f8e4m3"] | None:
     return "f8e4m3"
 
 
-def _linear(stored: StoredTensors, prefix: str, weights: _Weights, static: bool) -> QuantizedLinear:
+def _linear(
+    stored: StoredTensors, prefix: str, weights: _Weights, activations: _Activations
+) -> QuantizedLinear:
     source, rows, columns = _weight(stored, prefix, weights)
     tensors = {"weight": source}
     scale = f"{prefix}.weight_scale"
@@ -270,10 +287,15 @@ def _linear(stored: StoredTensors, prefix: str, weights: _Weights, static: bool)
         groups = 1 if group_size is None else num_groups(scale, columns, group_size)
         stored.require(zero, ("I32",), (-(-rows * weights.bits // 32), groups))
         tensors["weight_zero"] = TensorSource((zero,), partial(_zeros, rows=rows))
-    if static:
+    if activations == "static":
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
     return QuantizedLinear(
-        weights.weight, tensors, group_size, not weights.symmetric, (rows, columns)
+        weights.weight,
+        tensors,
+        group_size,
+        not weights.symmetric,
+        (rows, columns),
+        activations == "dynamic",
     )
 
 

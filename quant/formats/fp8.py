@@ -3,8 +3,9 @@
     weight            F8_E4M3 [N, K]
     weight_scale_inv  [N/block, K/block]   with `weight_block_size`, a last block of rows may be
                                            shorter; f32, or powers of two as E8M0; activations
-                                           quantised anew for every token and block
-    weight_scale      ()                   without; and with activation_scheme static
+                                           quantised anew for every token and group of K
+    weight_scale      ()                   without; activations anew for every token, or with
+                                           activation_scheme static by
     input_scale       ()
 
 Both scales multiply: value = scale * e4m3, "inv" or not.
@@ -16,7 +17,6 @@ from typing import Any
 
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
-    DYNAMIC_NOTE,
     StoredTensors,
     block_scale,
     block_size,
@@ -49,16 +49,14 @@ def read_fp8(
         if stored.dtype(f"{prefix}.weight") == _WEIGHT:
             kept.check(prefix)
             linears[prefix] = _linear(stored, prefix, block, static)
+    name = "fp8" if static else "fp8_dynamic" if block is None else "fp8_blocks"
     kv_scales = stored.kv_scales()
     return CheckpointQuantization(
         source="fp8",
-        scheme=replace(
-            SCHEMES["fp8" if static else "fp8_weights"], group_size=block[1] if block else None
-        ),
+        scheme=replace(SCHEMES[name], group_size=block[1] if block else None),
         linears=linears,
         kv_scales=kv_scales,
         kv_dtype="f8e4m3" if kv_scales else None,
-        notes=() if static else (DYNAMIC_NOTE,),
     )
 
 
@@ -79,4 +77,4 @@ def _linear(
         )
     if static:
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
-    return QuantizedLinear("f8e4m3", tensors, group_size, shape=(rows, columns))
+    return QuantizedLinear("f8e4m3", tensors, group_size, dynamic=not static, shape=(rows, columns))

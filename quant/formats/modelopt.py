@@ -22,7 +22,6 @@ from typing import Any
 
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
-    DYNAMIC_NOTE,
     SCALE_DTYPES,
     StoredTensors,
     as_f32,
@@ -45,13 +44,13 @@ class _Algorithm:
     """Element type of the weight in the file."""
     input_scale: bool
     dynamic: bool = False
-    """Activations are quantised anew for every token, and stay bf16 here."""
+    """Activations are quantised anew for every token."""
 
 
 _ALGORITHMS: Mapping[str, _Algorithm] = {
     "FP8": _Algorithm("fp8", "F8_E4M3", input_scale=True),
     "FP8_PER_CHANNEL_PER_TOKEN": _Algorithm(
-        "fp8_weights", "F8_E4M3", input_scale=False, dynamic=True
+        "fp8_dynamic", "F8_E4M3", input_scale=False, dynamic=True
     ),
     "W8A8_SQ_PER_CHANNEL": _Algorithm("int8_sq", "I8", input_scale=True),
     "W8A16": _Algorithm("int8_weights", "I8", input_scale=False),
@@ -94,7 +93,6 @@ def read_modelopt(
         linears=linears,
         kv_scales=kv_scales,
         kv_dtype=kv_dtype,
-        notes=(DYNAMIC_NOTE,) if algorithm.dynamic else (),
     )
 
 
@@ -150,4 +148,6 @@ def _linear(
     if pre_scale in stored:
         stored.require(pre_scale, SCALE_DTYPES, (columns,))
         tensors["pre_quant_scale"] = TensorSource((pre_scale,), as_f32)
-    return QuantizedLinear(scheme.weight, tensors, group_size, shape=(rows, columns))
+    return QuantizedLinear(
+        scheme.weight, tensors, group_size, dynamic=algorithm.dynamic, shape=(rows, columns)
+    )

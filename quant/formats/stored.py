@@ -147,12 +147,6 @@ def expect(config: Mapping[str, Any], field: str, *allowed: object, default: obj
     return value
 
 
-DYNAMIC_NOTE = (
-    "activations that the checkpoint would round anew for every token stay bf16, which is more "
-    "exact"
-)
-
-
 def mapping(config: Mapping[str, Any], field: str, parent: str = "") -> Mapping[str, Any]:
     """A field that must be an object, or null, or absent; the latter two are the empty one.
 

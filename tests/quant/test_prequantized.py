@@ -121,8 +121,8 @@ def test_gptq_v2_read_as_v1_is_contradictory() -> None:
 def test_fine_grained_fp8(rows: int, columns: int) -> None:
     tensors, exact = fp8_block_linear(UP, rows, columns)
     found = check(FP8_BLOCK, tensors, UP, exact)
-    assert found.scheme.activation == "bf16"
-    assert found.notes
+    assert found.scheme.name == "fp8_blocks" and found.linears[UP].dynamic
+    assert not found.notes
     assert found.linears[UP].group_size == (128 if columns > 128 else None)
 
 
@@ -140,10 +140,10 @@ def test_static_fp8() -> None:
     assert not found.notes
 
 
-def test_dynamic_fp8_of_one_scale_keeps_activations() -> None:
+def test_dynamic_fp8_of_one_scale() -> None:
     tensors, exact = fp8_linear(UP, 8, 16, static=False)
     found = check({"quant_method": "fp8", "activation_scheme": "dynamic"}, tensors, UP, exact)
-    assert found.scheme.activation == "bf16"
+    assert found.scheme.name == "fp8_dynamic" and found.linears[UP].dynamic
     assert "input_scale" not in found.linears[UP].tensors
 
 
@@ -190,12 +190,23 @@ def int_quantized(activations: dict[str, Any] | None) -> tuple[dict[str, Any], d
     return declared, tensors, weight.astype(np.float64) * scale.astype(np.float64)
 
 
-def test_int_quantized_with_dynamic_activations_keeps_them_unquantised() -> None:
+def test_int_quantized_with_dynamic_activations() -> None:
     declared, tensors, exact = int_quantized(
         {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
     )
     found = check(declared, tensors, Q, exact)
-    assert found.scheme.activation == "bf16"
+    assert found.scheme.name == "int8_dynamic" and found.linears[Q].dynamic
+    assert not found.notes
+
+
+@pytest.mark.parametrize(
+    "other", [{"symmetric": False}, {"strategy": "tensor"}, {"type": "float"}, {"num_bits": 4}]
+)
+def test_dynamic_activations_of_other_kinds_stay_unquantised(other: dict[str, Any]) -> None:
+    token = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
+    declared, tensors, exact = int_quantized(token | other)
+    found = check(declared, tensors, Q, exact)
+    assert found.scheme.name == "int8_weights" and not found.linears[Q].dynamic
     assert "anew for every token" in found.notes[0]
 
 

@@ -88,6 +88,7 @@ CASES = [
     Case("f32", "f32", 24, 20, **GATELESS),
     Case("bf16", "bf16", 48, 41, layout="compact", **GATELESS),
     Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", **GATELESS),
+    Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", **GATELESS),
     Case("bf16", "i4", 64, 32, 32, pre_scale=True, **GATELESS),
 ]
 

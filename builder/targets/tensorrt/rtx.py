@@ -13,7 +13,7 @@ from typing import Any
 
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
-from trtc.builder.targets.base import Compiled, CompileRequest
+from trtc.builder.targets.base import Compiled, CompileRequest, refuse_dynamic
 from trtc.builder.targets.gpu.triton import TRITON_VERSION, check_triton
 from trtc.builder.targets.tensorrt.cut import Subgraph, cut
 from trtc.builder.targets.tensorrt.kernels import write_kernels
@@ -88,6 +88,10 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def rounds_rows(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 
@@ -97,6 +101,7 @@ class TensorRtRtxTarget:
         self.check_scheme(scheme)
 
     def check_scheme(self, scheme: Scheme) -> None:
+        refuse_dynamic(scheme, self.name)
         for sm in self.sms:
             check_scheme(scheme, sm)
 

@@ -19,7 +19,7 @@ from trtc.builder.onnx_check import is_external
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.recipes import TensorReader
-from trtc.builder.targets.base import Compiled, CompileRequest
+from trtc.builder.targets.base import Compiled, CompileRequest, refuse_dynamic
 from trtc.builder.targets.gpu.triton import TRITON_VERSION, check_triton
 from trtc.builder.targets.tensorrt.compile import compiles_here, make_plan
 from trtc.builder.targets.tensorrt.kernels import write_kernels
@@ -102,6 +102,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def rounds_rows(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 
@@ -110,6 +114,7 @@ class TensorRtTarget:
         self.check_scheme(scheme)
 
     def check_scheme(self, scheme: Scheme) -> None:
+        refuse_dynamic(scheme, self.name)
         check_scheme(scheme, self.sm)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:

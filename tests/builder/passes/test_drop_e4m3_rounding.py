@@ -8,7 +8,7 @@ from trtc.builder.graph_writer import onnx_type
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
 
 
-@pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("w4a8_awq")], ids=str)
+@pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("w4a8_awq"), Tiny("fp8_blocks")], ids=str)
 def test_products_read_what_was_rounded(kind: Tiny) -> None:
     """A stated departure: near, and not equal."""
     old, reader = tiny(kind)
@@ -22,7 +22,7 @@ def test_products_read_what_was_rounded(kind: Tiny) -> None:
     assert_unchanged(DROP_E4M3_ROUNDING, new)
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8_sq", "int4_awq"])
+@pytest.mark.parametrize("scheme", ["fp32", "int8_sq", "int4_awq", "int8_dynamic"])
 def test_other_schemes_are_left_alone(scheme: str) -> None:
     module, _ = tiny(Tiny(scheme))
     assert_unchanged(DROP_E4M3_ROUNDING, module)

@@ -40,6 +40,12 @@ F32 = [
     Tiny("int8_sq", pre_scales=True, dtype="f32"),
     Tiny("w4a8_awq", pre_scales=True, dtype="f32"),
 ]
+DYNAMIC = [
+    Tiny("fp8_dynamic", bias=True, dtype="f32"),
+    Tiny("int8_dynamic", pre_scales=True, dtype="f32"),
+    Tiny("fp8_blocks", fused=True, dtype="f32"),
+    Tiny("fp8_blocks", experts=4, dtype="f32"),
+]
 
 
 @pytest.mark.parametrize("kind", F32, ids=str)
@@ -47,6 +53,22 @@ def test_f32_logits_stay(kind: Tiny) -> None:
     _, new = assert_preserves(LOWER_LINEARS, kind, tolerance=2e-6)
     assert not any(ops(new)[op] for op in GONE)
     assert ops(new)["trtc.linear"] == len({n.name for n in nodes(new, "linear")})
+
+
+@pytest.mark.parametrize("kind", DYNAMIC, ids=str)
+def test_rows_have_scales_of_their_own(kind: Tiny) -> None:
+    """A number between two codes may go to the other where sums are in another order."""
+    old, new = assert_preserves(LOWER_LINEARS, kind, tolerance=0.05)
+    _, reader = before(LOWER_LINEARS, kind)
+    expected = logits(old, reader)
+    error = np.abs(logits(new, reader) - expected) / np.abs(expected).max()
+    assert np.median(error) < 2e-6
+    linears = {node.name: given(node) for node in nodes(new, "linear")}
+    quantized = linears["layers.0.attention.o"]
+    scales = HIDDEN // GROUP if kind.scheme == "fp8_blocks" else 1
+    quantize = next(n for n in nodes(new, "quantize") if n.output[1] == quantized["row_scale"])
+    assert attributes(quantize)["scales"] == scales
+    assert "input_scale" not in quantized and "row_scale" not in linears["lm_head"]
 
 
 @pytest.mark.parametrize(

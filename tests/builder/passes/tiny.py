@@ -259,7 +259,7 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
     made["weight_scale"] = scale[..., 0].astype(np.float32)
     if scheme.weight == "i4_f8":
         made["weight_scale_2"] = np.asarray(np.abs(weight).max() / 448.0, np.float32)
-    if scheme.activation in ("f8e4m3", "i8"):
+    if scheme.activation in ("f8e4m3", "i8") and not scheme.dynamic:
         is_shared = kind.equal_input_scales and name.rsplit(".", 1)[1] in "qkv gate up"
         base = 0.02 if is_shared else 0.02 + zlib.crc32(name.encode()) % 97 / 5000
         made["input_scale"] = np.asarray(base, np.float32)
@@ -273,6 +273,7 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         tensors={key: TensorSource((f"{name}.{key}.q",)) for key in made},
         group_size=group,
         has_zero_point=kind.zero_points,
+        dynamic=scheme.dynamic,
     )
 
 

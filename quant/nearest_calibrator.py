@@ -1,0 +1,95 @@
+"""8-bit weights rounded to nearest, into a compressed-tensors checkpoint whose activations are
+quantised by row as they come."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trtc.protos.errors import CalibrationError
+from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Step
+from trtc.quant.calibration import CalibrationJob
+from trtc.quant.calibration_text import MIN_TOKENS
+from trtc.quant.gptq import Rounded
+from trtc.quant.layer_error import Meter
+from trtc.quant.layerwise import hooked
+from trtc.quant.linears import run_decoder
+from trtc.quant.modelopt_ptq import kv_scales
+from trtc.quant.nearest import round_rows, round_to_nearest
+from trtc.quant.packed_checkpoint import PackedCheckpoint
+from trtc.quant.site_format import SiteFormat
+
+_BAD_WEIGHTS = "The checkpoint is damaged there; check it in bf16 first"
+
+
+@dataclass(frozen=True)
+class NearestCalibrator:
+    """See quant/calibration.py."""
+
+    kv_dtype: str
+    formats: Mapping[str, SiteFormat]
+    """Of every linear that could be quantised, by its name: 8 bits with a scale a channel."""
+
+    @property
+    def max_tokens(self) -> int:
+        return MIN_TOKENS
+
+    def run(self, job: CalibrationJob) -> tuple[LayerError, ...]:
+        model = job.model
+        quantized = {name: one for name, one in self.formats.items() if one.is_quantized}
+        target = PackedCheckpoint(job.model_dir, job.output_dir, quantized, rounds_rows=True)
+        linears = {
+            name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+        }
+        for layer, names in _by_layer(quantized).items():
+            job.progress(Step(f"{job.phase}, layer {layer}"))
+            target.add({name: _rounded(name, linears[name], quantized[name]) for name in names})
+        errors = _measured(job, {name: linears[name] for name in quantized}, quantized)
+        scales = kv_scales(model, job.tokens) if self.kv_dtype == "f8e4m3" else {}
+        job.progress(Step("writing the quantised checkpoint"))
+        target.finish([name for name in linears if name not in quantized], scales)
+        return errors
+
+
+def _by_layer(names: Mapping[str, SiteFormat]) -> dict[str, list[str]]:
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.partition("layers.")[2].partition(".")[0], []).append(name)
+    return layers
+
+
+def _rounded(name: str, linear: nn.Linear, to: SiteFormat) -> Rounded:
+    weight = linear.weight.detach().float()
+    if not bool(torch.isfinite(weight).all()):
+        raise CalibrationError("has weights that are not finite", field=name, remedy=_BAD_WEIGHTS)
+    rounded = round_to_nearest(weight, to)
+    return Rounded(rounded.codes.cpu(), rounded.scales.cpu())
+
+
+def _measured(
+    job: CalibrationJob, linears: Mapping[str, nn.Linear], formats: Mapping[str, SiteFormat]
+) -> tuple[LayerError, ...]:
+    """Errors of linears on the inputs that the unquantised model gives them, which are rounded by
+    row as the weights are."""
+    meters = {name: Meter(name) for name in linears}
+
+    def compare(name: str) -> object:
+        to = formats[name]
+
+        def hook(linear: nn.Linear, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0].float().reshape(-1, linear.in_features)
+            if not len(x):
+                return
+            weight = linear.weight.float()
+            rounded = round_to_nearest(weight, to).values()
+            meters[name].add(x @ weight.T, round_rows(x, to) @ rounded.T)
+
+        return hook
+
+    job.progress(Step("measuring every layer on held-out text"))
+    with hooked(job.model, {name: compare(name) for name in linears}):  # type: ignore[misc]
+        run_decoder(job.model, job.heldout)
+    results = (meter.result() for meter in meters.values())
+    return tuple(result for result in results if result is not None)
