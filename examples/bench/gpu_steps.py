@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from examples.bench.batches import decode_batch, pages_needed, prefill_batches
+from examples.bench.gpu_experts import chosen_shares
 from examples.bench.peers.gpu_work import FIRST_TOKEN_LENGTH, Workload
 from examples.bench.step_bytes import kv_bytes_read, weight_bytes_read
 from trtc.protos.manifest import PLAN_FILE, read_manifest
@@ -22,6 +23,7 @@ from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
+from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 REPEATS = 5
@@ -90,7 +92,7 @@ def time_engine(
     """Decodes, prefills and the TTFT of an engine, printed as they come.
 
     A decode's floor is the weights, keys and values that one GPU reads, at `copy_rate` bytes a
-    second; of the embedding table, the rows of its tokens; of experts, those that are chosen
+    second; of the embedding table, the rows of its tokens; of experts, those that its rows choose
     (step_bytes.py).
     """
     executor = session.executor
@@ -98,7 +100,10 @@ def time_engine(
     result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
     for batch, context in workload.decodes:
         timing = time_decode(executor, batch, context)
-        read = weight_bytes_read(plan, batch) + batch * kv_bytes_read(executor.kv, context)
+        step = decode_batch(executor, batch, context)
+        shares = chosen_shares(executor, plan, step) if isinstance(executor, CudaExecutor) else None
+        read = weight_bytes_read(plan, batch, shares)
+        read += batch * kv_bytes_read(executor.kv, context)
         floor = read / copy_rate * 1e3
         result["decode_ms"][f"{batch}x{context}"] = {**vars(timing), "floor": floor}
         print(

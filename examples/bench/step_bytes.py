@@ -1,5 +1,7 @@
 """What a step reads of an engine's weights and of its KV pool."""
 
+from collections.abc import Mapping
+
 from trtc.plugins.moe.op import MOE
 from trtc.protos.kv import CacheLayout
 from trtc.protos.plan import Call, Plan
@@ -9,12 +11,17 @@ _LOOKED_UP = ("table", "table_scale", "cos", "sin")
 _OF_EXPERTS = frozenset(one.name for one in MOE.inputs if one.axes[:1] == ("E",))
 
 
-def weight_bytes_read(plan: Plan, rows: int) -> int:
+def weight_bytes_read(
+    plan: Plan, rows: int, chosen_shares: Mapping[str, float] | None = None
+) -> int:
     """Bytes of weights that a step of `rows` tokens, all with logits, reads at least.
 
     Tables that are looked up count by the rows that are read; an embedding that the lm_head
-    multiplies too is read whole, once. Of routed experts those count that the rows choose, if each
-    row chooses any of them as likely as the others.
+    multiplies too is read whole, once. Of routed experts those count that the rows choose.
+
+    Args:
+        chosen_shares: of its experts, how many some row chooses, by a call's site; None: each row
+            chooses any of them as likely as the others.
     """
     whole: set[str] = set()
     looked_up: set[str] = set()
@@ -24,7 +31,8 @@ def weight_bytes_read(plan: Plan, rows: int) -> int:
             if one.kind != "weight":
                 continue
             if call.operator == MOE.name and one.parameter in _OF_EXPERTS:
-                chosen[one.name] = _share_of_experts(call, rows)
+                expected = _share_of_experts(call, rows)
+                chosen[one.name] = (chosen_shares or {}).get(call.site, expected)
             else:
                 (looked_up if one.parameter in _LOOKED_UP else whole).add(one.name)
     total = 0

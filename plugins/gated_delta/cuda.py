@@ -9,7 +9,8 @@ from trtc.protos.dtypes import DTYPES
 _BLOCK = 32
 """Columns of a head's state in a program: 16 KB of registers, of a key of 128."""
 _WARPS = 4
-_NORM_WARPS = 1
+_NORM_BLOCK, _NORM_WARPS = 1024, 4
+"""Values of a program of the norm."""
 _CHUNK = 16
 """Rows: the inverse of a matrix of so many is four products, and accurate in f32."""
 _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
@@ -18,6 +19,7 @@ _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
 
 def lower(site: Site) -> tuple[Variant, ...]:
     heads, width = site.axes["value_heads"], site.axes["value_dim"]
+    norm_heads = min(max(1, _NORM_BLOCK // power_of_two(width)), power_of_two(heads))
     found = {"found": "f32"}
     block = min(_BLOCK, max(_CHUNK, power_of_two(width)))
     by_sequence = (Extent("sequences", times=heads * -(-width // block)), ONE, ONE)
@@ -55,9 +57,10 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "EPS": site.attributes["eps"],
             "Z_STRIDE": site.strides["z"],
             "OUT_STRIDE": site.strides["out"],
+            "BLOCK_HEADS": norm_heads,
             "BLOCK": power_of_two(width),
         },
-        (Extent("tokens", times=heads), ONE, ONE),
+        (Extent("tokens", times=-(-heads // norm_heads)), ONE, ONE),
         num_warps=_NORM_WARPS,
         scratch=found,
     )

@@ -340,22 +340,23 @@ def gated_norm(
     EPS: tl.constexpr,
     Z_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = rms_norm(found) * norm * silu(z), a head of a row each."""
+    """out = rms_norm(found) * norm * silu(z), BLOCK_HEADS heads of a row a program."""
+    PARTS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
-    row = (tl.program_id(0) // HEADS).to(tl.int64)
-    head = tl.program_id(0) % HEADS
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    head = tl.program_id(0) % PARTS * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
+    at = head[:, None] * WIDTH + column[None, :]
+    inside = (head < HEADS)[:, None] & (column < WIDTH)[None, :]
     if row < tl.load(dims):
-        values = tl.load(found + (row * HEADS + head) * WIDTH + column, mask=inside, other=0.0)
-        by = 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / WIDTH + EPS)
-        weight = tl.load(norm + column, mask=inside, other=0.0)
-        gate = tl.load(z + row * Z_STRIDE + head * WIDTH + column, mask=inside, other=0.0)
-        gate = gate.to(tl.float32)
-        result = values * by * weight * (gate / (1.0 + tl.exp(-gate)))
-        place = out + row * OUT_STRIDE + head * WIDTH + column
-        tl.store(place, result.to(out.dtype.element_ty), mask=inside)
+        values = tl.load(found + row * (HEADS * WIDTH) + at, mask=inside, other=0.0)
+        by = 1.0 / tl.sqrt(tl.sum(values * values, axis=1) / WIDTH + EPS)
+        weight = tl.load(norm + column, mask=column < WIDTH, other=0.0)
+        gate = tl.load(z + row * Z_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
+        result = values * by[:, None] * weight[None, :] * (gate / (1.0 + tl.exp(-gate)))
+        tl.store(out + row * OUT_STRIDE + at, result.to(out.dtype.element_ty), mask=inside)

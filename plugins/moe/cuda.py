@@ -38,6 +38,8 @@ from trtc.protos.errors import UnsupportedError
 
 PAIR_ROWS = 4
 """Up to so many rows a block is one pair: rarely do two rows choose one expert."""
+_WIDE_BLOCK = 64
+"""Rows from which converting weights is no longer what takes longest."""
 _ANY = 1 << 30
 _DYNAMIC = "dynamic_"
 """Begins the names of roundings whose scales follow from what is rounded."""
@@ -80,16 +82,15 @@ _TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
         (_ANY, Tile(128, 64, 128, 128, 8, 3)),
     ),
     _E2M1: (
-        (PAIR_ROWS, Tile(16, 16, 32, 256, 4, 4)),
-        (96, Tile(16, 64, 128, 256, 4, 3)),
-        (384, Tile(32, 64, 128, 256, 4, 3)),
+        (PAIR_ROWS, Tile(16, 32, 64, 256, 4, 4)),
+        (160, Tile(16, 32, 64, 256, 4, 4)),
+        (1024, Tile(64, 64, 128, 128, 4, 4)),
         (_ANY, Tile(128, 64, 128, 256, 8, 2)),
     ),
     32: ((PAIR_ROWS, Tile(16, 16, 32, 128, 4, 2)), (_ANY, Tile(32, 32, 64, 128, 4, 2))),
 }
-"""Bits of a weight -> (rows of a bucket at most, the fastest of those tried on an H200,
-with 128 experts of 768 by 2048). Of E2M1 none was measured: blocks have about the rows that choose
-one of gpt-oss' 32 experts."""
+"""Bits of a weight -> (rows of a bucket at most, the fastest of those tried: on an H200 with 128
+experts of 768 by 2048; of E2M1 up to 256 rows on an H100 with gpt-oss-20b's 32 of 2880 by 2880)."""
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -337,12 +338,14 @@ class _Call:
     def _product(self) -> dict[str, Any]:
         """What the two products have in common; see plugins/gemm/triton/weights.py."""
         channels = self.tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
+        weight = str(self.site.attributes["weight_dtype"])
         return {
             **self._routing(),
             "CAPACITY": self.capacity,
             **weight_constants(self.site.attributes, channels),
-            "E2M1": self.site.attributes["weight_dtype"] == "f4e2m1",
+            "E2M1": weight == "f4e2m1",
             "BLOCK_M": self.tile.block_m,
+            "WEIGHTS_FIRST": DTYPES[weight].bits == 4 and self.tile.block_m < _WIDE_BLOCK,
             "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }
 

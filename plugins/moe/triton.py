@@ -296,6 +296,7 @@ def gate_up(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """hidden[pair] = activation(gate) * up of COLUMNS columns, or activation(up) where PARTS is 1,
@@ -322,7 +323,7 @@ def gate_up(
             given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
             gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (PARTS * COLUMNS),
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, WIDTH, BLOCK_K, STAGES,
-            E2M1, scales_of_pairs(given_scale, pairs, SCALES),
+            E2M1, scales_of_pairs(given_scale, pairs, SCALES), WEIGHTS_FIRST,
         )  # fmt: skip
         both = times_one_scale(both, given_scale, pairs, m < found, SCALES)
         if gate_up_input_scale is not None:
@@ -381,6 +382,7 @@ def down(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """results[pair] = hidden[pair] @ down of its expert, COLUMNS f32."""
@@ -400,7 +402,7 @@ def down(
             down, down_scale, down_zero,
             tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-            E2M1, scales_of_pairs(hidden_scale, pairs, SCALES),
+            E2M1, scales_of_pairs(hidden_scale, pairs, SCALES), WEIGHTS_FIRST,
         )  # fmt: skip
         sums = times_one_scale(sums, hidden_scale, pairs, m < found, SCALES)
         if down_input_scale is not None:

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from examples.bench import gpu_peers
-from examples.bench.gpu_shapes import LLAMA_8B
 from examples.bench.gpu_peers import table
+from examples.bench.gpu_shapes import LLAMA_8B
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job

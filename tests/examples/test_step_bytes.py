@@ -72,7 +72,9 @@ def test_experts_are_read_that_rows_choose(rows: int, experts: float) -> None:
         calls=(*plan.calls, moe),
     )
     read = weight_bytes_read(plan, rows) - beside
-    assert read == pytest.approx(experts / 8 * 2 * (80 * 100 + 8 * 10), rel=1e-3)
+    whole = 2 * (80 * 100 + 8 * 10)
+    assert read == pytest.approx(experts / 8 * whole, rel=1e-3)
+    assert weight_bytes_read(plan, rows, {"moe": 0.375}) - beside == 0.375 * whole
 
 
 def test_windows_are_read_and_full_contexts() -> None:

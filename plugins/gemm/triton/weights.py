@@ -78,6 +78,7 @@ def product(
     STAGES: tl.constexpr,
     E2M1: tl.constexpr = False,
     x_scales=None,
+    WEIGHTS_FIRST: tl.constexpr = False,
 ):
     """[BLOCK_M, BLOCK_N] f32 sums of x * (weight - zero) * scale over DEPTH channels.
 
@@ -92,9 +93,13 @@ def product(
         E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
         x_scales: [BLOCK_M] addresses of the scales of each row of x, one for each GROUP; None: x
             has none.
+        WEIGHTS_FIRST: the weights are the first operand of the tensor cores, which WGMMA takes from
+            registers: what nibbles were converted to need not pass through shared memory.
     """
     SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
-    sums = tl.zeros([BLOCK_M, BLOCK_N], SUM)
+    FIRST: tl.constexpr = BLOCK_N if WEIGHTS_FIRST else BLOCK_M
+    SECOND: tl.constexpr = BLOCK_M if WEIGHTS_FIRST else BLOCK_N
+    sums = tl.zeros([FIRST, SECOND], SUM)
     for begin in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
         k = begin + tl.arange(0, BLOCK_K)
         inside = is_row[:, None]
@@ -110,22 +115,34 @@ def product(
             tile = weight_tile(
                 weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND
             )
+        if WEIGHTS_FIRST:
+            first, second = tile, x_tile.T
+        else:
+            first, second = x_tile, tile.T
         if GROUP > 0 and not E2M1:
             scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
-            part = tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
+            part = tl.dot(first, second, input_precision="ieee")
+            part *= along(scales, WEIGHTS_FIRST)
             if x_scales is not None:
-                part *= tl.load(x_scales + begin // GROUP, mask=is_row, other=0.0)[:, None]
+                by_row = tl.load(x_scales + begin // GROUP, mask=is_row, other=0.0)
+                part *= along(by_row, not WEIGHTS_FIRST)
             sums += part
         elif not OPERAND.is_fp8e4nv():
-            sums = tl.dot(x_tile, tile.T, sums, input_precision="ieee", out_dtype=SUM)
+            sums = tl.dot(first, second, sums, input_precision="ieee", out_dtype=SUM)
         else:
             # Tensor cores keep fewer bits of an E4M3 sum than f32 has: a long one would lose them.
-            sums += tl.dot(x_tile, tile.T)
+            sums += tl.dot(first, second)
     sums = sums.to(tl.float32)
     if GROUP == 0 and weight_scale is not None:
         scales = group_values(weight_scale, column, 0, DEPTH, GROUP, TILES)
-        sums = sums * scales[None, :]
-    return sums
+        sums = sums * along(scales, WEIGHTS_FIRST)
+    return tl.trans(sums) if WEIGHTS_FIRST else sums
+
+
+@triton.jit
+def along(scales, FIRST_AXIS: tl.constexpr):
+    """Scales of the first or the second axis of a product."""
+    return scales[:, None] if FIRST_AXIS else scales[None, :]
 
 
 @triton.jit
