@@ -1,15 +1,17 @@
-"""trtc beside vLLM on one GPU, in turns: the shape of Llama-3.1-8B.
+"""trtc beside vLLM on one GPU, in turns: the shapes of published models.
 
-    python -m examples.bench.gpu make DIR --only steps      anywhere: trtc's engines
-    python -m examples.bench.gpu_peers DIR                  on the GPU, with trtc[build,cuda]
+    python -m examples.bench.gpu make DIR --only steps           anywhere: trtc's engines
+    python -m examples.bench.gpu_peers DIR [--engines NAME ...]  on the GPU, with trtc[build,cuda]
 
 Installs vLLM with pip in an environment under DIR, unless `--vllm` names the Python of one. Both
 are given the same work by their APIs in their own processes, one after the other; prints medians
 and ratios and writes DIR/peers.json.
 
-Weights are of two kinds, because a GPU at its power limit is faster the more zeros it multiplies
-by: `random`, the same E4M3 codes for both, and `zeros`, what `--load-format dummy` of vLLM makes of
-E4M3 weights, 98% of them zeros. In bf16 vLLM's own are random.
+Weights of Llama-3.1-8B's shape are of two kinds, because a GPU at its power limit is faster the
+more zeros it multiplies by: `random`, the same E4M3 codes for both, and `zeros`, what
+`--load-format dummy` of vLLM makes of E4M3 weights, 98% of them zeros. In bf16 vLLM's own are
+random. Of other shapes both draw their own (`dummies`): trtc's are random; of vLLM's, E2M1 weights
+are zeros and E4M3 weights nearly all.
 """
 
 import argparse
@@ -17,22 +19,62 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from examples.bench.gpu_shapes import LLAMA_8B
+from examples.bench.gpu import UNWEIGHTED, Variation
+from examples.bench.gpu_shapes import QWEN3_5_35B, SHAPES
 from examples.bench.gpu_weights import with_weights
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed
-from examples.bench.peers.gpu_work import PARTS, GpuJob
+from examples.bench.peers.gpu_work import PARTS, GpuJob, Workload
 from examples.bench.peers.processes import run
-from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
+from examples.bench.peers.vllm_checkpoint import (
+    STATIC_FP8,
+    write_configuration,
+    write_fp8_checkpoint,
+)
 from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.runtime.executors.cuda.opening import device_name
 
-VLLM = ("vllm==0.25.0", "torch==2.11.0")
-ENGINES = ("fp8", "fp8-kv8", "bf16")
+VLLM = ("vllm==0.26.0", "torch==2.11.0")
+"""The newest for this version of torch."""
+ENGINES = {
+    one.name: one
+    for one in UNWEIGHTED
+    if one.dtype in ("fp8", "bf16", "mxfp4") and one.shape != "qwen3.5-9b"
+}
 WEIGHTS = ("random", "zeros")
+_MIXED_WEIGHTS = "8b"
+"""The shape whose weights are of either kind."""
+_MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+_QUANTIZATION: Mapping[str, Mapping[str, Any] | None] = {
+    "fp8": STATIC_FP8,
+    "bf16": None,
+    "mxfp4": _MXFP4,
+}
+_QWEN3_NEXT = QWEN3_5_35B | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "intermediate_size": 5120,
+}
+"""vLLM opens Qwen3.5 only with its vision tower and processor; the layers of Qwen3-Next are the
+same but for how their projections are stored."""
+_VLLM_CONFIGS: Mapping[str, Mapping[str, Any]] = {"qwen3.5-35b-a3b": _QWEN3_NEXT}
 Figures = Mapping[str, float]
 
 
@@ -46,25 +88,29 @@ class Setting:
     """Python of its environment."""
     parts: tuple[str, ...]
     repeats: int
+    longest_decode: int
+    """Tokens of context; decodes of longer ones are left out."""
 
-    def job(self, model: Path, *, fp8_kv: bool, dummy_weights: bool) -> GpuJob:
-        return GpuJob(str(model), fp8_kv, dummy_weights, self.parts, self.repeats)
+    def workload(self, shape: str) -> Workload:
+        whole = SHAPES[shape].workload
+        decodes = tuple(one for one in whole.decodes if one[1] <= self.longest_decode)
+        return replace(whole, decodes=decodes)
 
 
 @dataclass(frozen=True)
 class Match:
     """One comparison."""
 
-    engine: str
+    engine: Variation
     weights: str
 
     @property
     def title(self) -> str:
-        return f"{self.engine}, {self.weights} weights"
+        return f"{self.engine.engine}, {self.weights} weights"
 
     def trtc(self, setting: Setting) -> Figures:
-        engine = setting.directory / f"8b-{self.engine}"
-        if self.weights == "random":
+        engine = setting.directory / self.engine.engine
+        if self.weights != "zeros":
             return self._run(sys.executable, "trtc_gpu_worker", setting, engine, dummy=True)
         filled = with_weights(engine, engine.with_name(f"{engine.name}-zeros"), like_vllm=True)
         try:
@@ -73,21 +119,29 @@ class Match:
             shutil.rmtree(filled)
 
     def vllm(self, setting: Setting) -> Figures:
-        fp8 = self.engine != "bf16"
-        if self.weights == "zeros" or not fp8:
-            model = setting.directory / f"vllm-{'fp8' if fp8 else 'bf16'}"
-            write_configuration(model, LLAMA_8B, fp8=fp8)
+        shape, dtype = self.engine.shape, self.engine.dtype
+        config = _VLLM_CONFIGS.get(shape, SHAPES[shape].config)
+        if self.weights != "random" or dtype == "bf16":
+            model = setting.directory / f"vllm-{shape}-{dtype}"
+            write_configuration(model, config, _QUANTIZATION[dtype])
             return self._run(setting.vllm, "vllm_worker", setting, model, dummy=True)
-        model = setting.directory / "vllm-fp8-random"
+        model = setting.directory / f"vllm-{shape}-fp8-random"
         if not (model / INDEX_FILE).exists():
-            write_fp8_checkpoint(model, LLAMA_8B)
+            write_fp8_checkpoint(model, config)
         return self._run(setting.vllm, "vllm_worker", setting, model, dummy=False)
 
     def _run(
         self, python: str | Path, module: str, setting: Setting, model: Path, *, dummy: bool
     ) -> Figures:
-        fp8_kv = self.engine == "fp8-kv8"
-        return _worker(python, module, setting.job(model, fp8_kv=fp8_kv, dummy_weights=dummy))
+        job = GpuJob(
+            str(model),
+            fp8_kv=self.engine.kv_dtype == "fp8",
+            dummy_weights=dummy,
+            parts=setting.parts,
+            repeats=setting.repeats,
+            workload=setting.workload(self.engine.shape),
+        )
+        return _worker(python, module, job)
 
 
 def _worker(python: str | Path, module: str, job: GpuJob) -> Figures:
@@ -130,10 +184,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--vllm", type=Path, help="Python of an environment that has vLLM")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=tuple(ENGINES))
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--longest-decode", type=int, default=1 << 30, help="tokens of context")
     given = parser.parse_args()
     python = given.vllm
     if python is None:
@@ -141,13 +196,16 @@ def main() -> int:
         environment.install(VLLM)
         python = environment.python
     matches = [
-        Match(engine, weights)
+        Match(ENGINES[engine], weights)
         for engine in given.engines
-        for weights in given.weights
+        for weights in (given.weights if ENGINES[engine].shape == _MIXED_WEIGHTS else ("dummies",))
         if engine != "bf16" or weights == "random"
     ]
     print(device_name(), flush=True)
-    return compare(Setting(given.directory, python, tuple(given.parts), given.repeats), matches)
+    setting = Setting(
+        given.directory, python, tuple(given.parts), given.repeats, given.longest_decode
+    )
+    return compare(setting, matches)
 
 
 if __name__ == "__main__":

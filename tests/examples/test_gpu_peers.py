@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from examples.bench import gpu_peers
 from examples.bench.gpu_peers import table
-from examples.bench.gpu_shapes import LLAMA_8B
+from examples.bench.gpu_shapes import LLAMA_8B, Shape
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job
@@ -137,8 +137,8 @@ class Workers:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With an engine without weights of a small shape, under the name of a large one."""
-    monkeypatch.setattr(gpu_peers, "LLAMA_8B", SHAPE)
-    model = write_configuration(tmp_path / "model", SHAPE, fp8=False)
+    monkeypatch.setattr(gpu_peers, "SHAPES", {"8b": Shape(SHAPE)})
+    model = write_configuration(tmp_path / "model", SHAPE)
     build(model=model, output=tmp_path / "8b-fp8", dtype="fp8", target="cpu", dummy_weights=True)
     return tmp_path
 
@@ -152,8 +152,8 @@ def test_both_are_given_weights_of_the_same_kind(
 ) -> None:
     workers = Workers()
     monkeypatch.setattr(gpu_peers, "_worker", workers.run)
-    setting = gpu_peers.Setting(directory, Path("python"), ("decode",), 2)
-    assert gpu_peers.compare(setting, [gpu_peers.Match("fp8", weights)]) == 0
+    setting = gpu_peers.Setting(directory, Path("python"), ("decode",), 2, longest_decode=1024)
+    assert gpu_peers.compare(setting, [gpu_peers.Match(gpu_peers.ENGINES["fp8"], weights)]) == 0
     assert ratios(capsys.readouterr().out.splitlines()[1:]) == ["1.50x"]
     ours, files = workers.given["trtc_gpu_worker"]
     theirs, checkpoint = workers.given["vllm_worker"]
@@ -163,7 +163,7 @@ def test_both_are_given_weights_of_the_same_kind(
     assert not (directory / "8b-fp8-zeros").exists()
     (found,) = json.loads((directory / "peers.json").read_text()).items()
     assert found == (
-        f"fp8, {weights} weights",
+        f"8b-fp8, {weights} weights",
         {"vllm": {"decode of 1, ms": 1.5}, "trtc": {"decode of 1, ms": 1.0}},
     )
 
@@ -172,9 +172,9 @@ def test_a_runtime_that_fails_is_told_and_ends_its_match_alone(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_peers, "_worker", Workers().run)
-    setting = gpu_peers.Setting(directory, Path("broken"), ("decode",), 2)
-    assert gpu_peers.compare(setting, [gpu_peers.Match("fp8", "random")]) == 1
-    assert "fp8, random weights: no CUDA here" in capsys.readouterr().out
+    setting = gpu_peers.Setting(directory, Path("broken"), ("decode",), 2, longest_decode=1024)
+    assert gpu_peers.compare(setting, [gpu_peers.Match(gpu_peers.ENGINES["fp8"], "random")]) == 1
+    assert "8b-fp8, random weights: no CUDA here" in capsys.readouterr().out
     assert json.loads((directory / "peers.json").read_text()) == {}
 
 
@@ -205,7 +205,7 @@ def test_only_e4m3_weights_are_made_like_vllms() -> None:
 
 
 def test_an_engine_says_the_same_with_its_dummies_from_a_file(tmp_path: Path) -> None:
-    model = write_configuration(tmp_path / "model", SHAPE, fp8=False)
+    model = write_configuration(tmp_path / "model", SHAPE)
     engine = tmp_path / "engine"
     build(model=model, output=engine, dtype="fp8", target="cpu", dummy_weights=True)
     said = []

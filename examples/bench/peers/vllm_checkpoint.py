@@ -18,7 +18,7 @@ from trtc.protos.dtypes import DTypeName
 from trtc.protos.plan import Weight
 from trtc.runtime.executors.dummy_weights import fill_weights
 
-_STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 _TYPES: Mapping[DTypeName, torch.dtype] = {
     "f8e4m3": torch.float8_e4m3fn,
     "bf16": torch.bfloat16,
@@ -26,13 +26,16 @@ _TYPES: Mapping[DTypeName, torch.dtype] = {
 }
 
 
-def write_configuration(directory: Path, config: Mapping[str, Any], *, fp8: bool) -> Path:
-    """What vLLM needs to run a Llama with `--load-format dummy`."""
+def write_configuration(
+    directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None
+) -> Path:
+    """What vLLM needs to run a shape with `--load-format dummy`."""
     directory.mkdir(parents=True, exist_ok=True)
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    document = {**config, "head_dim": head_dim}
-    if fp8:
-        document["quantization_config"] = _STATIC_FP8
+    document = dict(config)
+    if config["model_type"] == "llama":
+        document["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    if quantization is not None:
+        document["quantization_config"] = quantization
     (directory / "config.json").write_text(json.dumps(document))
     return directory
 
@@ -40,7 +43,7 @@ def write_configuration(directory: Path, config: Mapping[str, Any], *, fp8: bool
 def write_fp8_checkpoint(directory: Path, config: Mapping[str, Any]) -> Path:
     """The same with E4M3 linears, one scale a tensor, and all else in bf16; a file a layer. Its
     INDEX_FILE is written last."""
-    write_configuration(directory, config, fp8=True)
+    write_configuration(directory, config, STATIC_FP8)
     names: dict[str, str] = {}
     for number, (_, layer) in enumerate(groupby(_sizes(config), lambda one: one[0].split(".")[:3])):
         tensors = {name: tensor for one in layer for name, tensor in _stored(*one)}

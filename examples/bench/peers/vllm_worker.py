@@ -6,6 +6,7 @@ trtc's.
 
 import os
 import time
+from importlib.util import find_spec
 
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
 
@@ -37,6 +38,8 @@ class Engine:
             max_model_len=job.workload.longest,
             max_num_batched_tokens=MAX_STEP_TOKENS,
             max_num_seqs=MAX_SEQUENCES,
+            # By default delta nets prefill by flashinfer, which is not installed everywhere.
+            gdn_prefill_backend=None if find_spec("flashinfer") else "triton",
         )
         self._work = Work(self._llm.llm_engine.vllm_config.model_config.get_vocab_size())
         self._seed = 0
