@@ -95,6 +95,14 @@ def choice_bias(router: RouterSpec) -> Tensor | None:
     return Tensor(recipe, "f32", shape)
 
 
+def expert_scale(router: RouterSpec, dtype: str) -> Tensor | None:
+    """[E] f32, rounded to `dtype` first."""
+    if router.expert_scale is None:
+        return None
+    shape = (router.linear.out_features,)
+    return Tensor(Cast(Cast(Load(router.expert_scale), dtype), "f32"), "f32", shape)
+
+
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
     name = mlp.experts[0].linears[0].name
     if any(linear.scale_2 is not None for linear in linears):

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.builder.cache import cache_layout, default_page_size
-from trtc.builder.experts import choice_bias, expert_weights
+from trtc.builder.experts import choice_bias, expert_scale, expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Cast, Load, QueryScaleTable, RopeTable, TensorReader
 from trtc.builder.spec import (
     Activation,
     AttentionSpec,
+    BranchNorms,
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
@@ -223,7 +224,7 @@ class _SourceGraph:
         if layer.mlp is not None:
             if not layer.parallel:
                 normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
-            mixed = self._mlp_of_layer(f"{site}.mlp", layer.mlp, normed)
+            mixed = self._mlp_of_layer(f"{site}.mlp", layer.mlp, normed, hidden)
             mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
             hidden = self._add(f"{site}.mlp.residual", hidden, mixed)
         if layer.input is not None:
@@ -681,8 +682,15 @@ class _SourceGraph:
             )
         return self._ropes[rope]
 
-    def _mlp_of_layer(self, site: str, mlp: DenseMlpSpec | MoeMlpSpec, x: Value) -> Value:
-        return self._moe(site, mlp, x) if isinstance(mlp, MoeMlpSpec) else self._mlp(site, mlp, x)
+    def _mlp_of_layer(
+        self, site: str, mlp: DenseMlpSpec | MoeMlpSpec, x: Value, hidden: Value
+    ) -> Value:
+        """`hidden` is what the layer's norm made x of."""
+        if isinstance(mlp, DenseMlpSpec):
+            return self._mlp(site, mlp, x)
+        if mlp.norms is not None:
+            return self._branches(site, mlp, mlp.norms, x, hidden)
+        return self._moe(site, mlp, x)
 
     def _mlp(self, site: str, mlp: DenseMlpSpec, x: Value) -> Value:
         if mlp.gate is None:
@@ -718,6 +726,21 @@ class _SourceGraph:
             shared = self._mul(f"{site}.shared.gated", shared, share)
         return self._add(f"{site}.shared.sum", routed, shared)
 
+    def _branches(
+        self, site: str, mlp: MoeMlpSpec, norms: BranchNorms, x: Value, hidden: Value
+    ) -> Value:
+        """Experts and a shared MLP, which reads x, each with norms of its own."""
+        assert mlp.shared is not None
+        for_router = self._norm(f"{site}.router.norm", norms.router, hidden)
+        wide = self._cast(f"{site}.router.f32", for_router, "f32")
+        logits = self._exact(f"{site}.router", mlp.router.linear, wide)
+        for_experts = self._norm(f"{site}.experts.norm", norms.experts, hidden)
+        routed = self._routed(site, mlp, for_experts, logits)
+        routed = self._norm(f"{site}.experts.post_norm", norms.experts_post, routed)
+        shared = self._mlp(f"{site}.shared", mlp.shared, x)
+        shared = self._norm(f"{site}.shared.post_norm", norms.shared_post, shared)
+        return self._add(f"{site}.shared.sum", shared, routed)
+
     def _exact(self, site: str, linear: LinearSpec, wide: Value) -> Value:
         """A product in f32, of which a choice or a weight follows."""
         weights = plain_linear(linear, self._dtype)
@@ -737,7 +760,11 @@ class _SourceGraph:
     def _experts(self, site: str, mlp: MoeMlpSpec, x: Value, logits: Value) -> Value:
         experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
         router = mlp.router
-        weights = {**experts.inputs, "choice_bias": choice_bias(router)}
+        weights = {
+            **experts.inputs,
+            "choice_bias": choice_bias(router),
+            "expert_scale": expert_scale(router, self._dtype),
+        }
         inputs = {"x": x, "router_logits": logits} | {
             name: self._writer.weight(f"{site}.experts.{name}", tensor)
             for name, tensor in weights.items()

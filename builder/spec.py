@@ -392,6 +392,7 @@ class RouterSpec:
         renormalize:  scores / (sum of those chosen + epsilon) * scale
         else:         scores * scale
 
+    Then each is multiplied by its expert's number in `expert_scale` (Gemma 4).
     A softmax over the logits of the chosen experts alone (gpt-oss, Granite) is that of all of them,
     renormalised.
     """
@@ -412,6 +413,21 @@ class RouterSpec:
     epsilon: float = 0.0
     scale: float = 1.0
     """routed_scaling_factor."""
+    expert_scale: str | None = None
+    """Tensor name, [E]."""
+
+
+@dataclass(frozen=True)
+class BranchNorms:
+    """Of routed experts beside a shared MLP, each with norms of its own (Gemma 4). The layer's
+    `mlp_norm` is that before the shared MLP, and `mlp_post_norm` that of the sum."""
+
+    router: NormSpec
+    """Before the router, which reads the layer's x as the two below do."""
+    experts: NormSpec
+    """Before the experts."""
+    experts_post: NormSpec
+    shared_post: NormSpec
 
 
 @dataclass(frozen=True)
@@ -427,6 +443,8 @@ class MoeMlpSpec:
     latent: tuple[LinearSpec, LinearSpec] | None = None
     """[L, H] and [H, L]: before and after the routed experts, which then read and give L values of
     a row (Nemotron-3 Super)."""
+    norms: BranchNorms | None = None
+    """None: all of them read what the layer's `mlp_norm` gives."""
 
     @property
     def latent_linears(self) -> tuple[LinearSpec, ...]:

@@ -19,6 +19,7 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "DeepseekV2Experts": _PROJ,
     "DeepseekV3Experts": _PROJ,
     "Ernie4_5_MoeExperts": _PROJ,
+    "Gemma4TextExperts": _PROJ,
     "Glm4MoeExperts": _PROJ,
     "Glm4MoeLiteExperts": _PROJ,
     "GraniteMoeExperts": _PROJ,

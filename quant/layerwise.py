@@ -5,6 +5,7 @@ every layer besides: masks, positions, rotations. Layers are computed in f32 wha
 is stored in.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -143,12 +144,18 @@ def _recording(layers: Sequence[nn.Module]) -> Iterator[list[tuple[torch.Tensor,
     """Within the block, layers do nothing but record what they are called with."""
     calls: list[tuple[torch.Tensor, dict[str, Any]]] = []
 
-    def record(hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        calls.append((hidden, arguments))
-        return hidden
+    def recorder(layer: nn.Module) -> Callable[..., torch.Tensor]:
+        # Arguments by position have the names that come after the hidden states.
+        _, *names = inspect.signature(layer.forward).parameters
+
+        def record(hidden: torch.Tensor, *given: Any, **arguments: Any) -> torch.Tensor:
+            calls.append((hidden, dict(zip(names, given, strict=False)) | arguments))
+            return hidden
+
+        return record
 
     for layer in layers:
-        layer.forward = record
+        layer.forward = recorder(layer)
     try:
         yield calls
     finally:
@@ -158,14 +165,22 @@ def _recording(layers: Sequence[nn.Module]) -> Iterator[list[tuple[torch.Tensor,
 
 @contextmanager
 def _wide_embeddings(model: Any) -> Iterator[None]:
-    """Within the block, what follows from the embeddings is f32: rotations and masks too."""
+    """Context manager under which what follows from the embeddings is f32, including rotations,
+    masks and what linears before the layers give."""
+    linears = [
+        (one, one.weight.dtype) for one in model.base_model.children() if isinstance(one, nn.Linear)
+    ]
     handle = model.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output.float()
     )
+    for linear, _ in linears:
+        linear.float()
     try:
         yield
     finally:
         handle.remove()
+        for linear, dtype in linears:
+            linear.to(dtype)
 
 
 def _first_batch(

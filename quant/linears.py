@@ -30,6 +30,8 @@ NEVER_QUANTIZED = (
     "*.in_proj_a.*",
     "*.in_proj_b.*",
     "*.in_proj_ba.*",
+    # Of Gemma 4, before the layers.
+    "*per_layer_model_projection*",
 )
 BATCH = 4
 """Sequences that calibration computes at once."""

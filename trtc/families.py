@@ -7,6 +7,7 @@ from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
     NO_ROPE,
     AttentionSpec,
+    BranchNorms,
     ChoiceBias,
     DecoderSpec,
     DenseMlpSpec,
@@ -31,6 +32,7 @@ from trtc.builder.spec import (
 __all__ = [
     "NO_ROPE",
     "AttentionSpec",
+    "BranchNorms",
     "ChoiceBias",
     "Config",
     "DecoderSpec",

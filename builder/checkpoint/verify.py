@@ -239,6 +239,11 @@ def _add_routers(shapes: dict[str, Shape], mlp: MoeMlpSpec) -> None:
     if (bias := mlp.router.choice_bias) is not None:
         experts = mlp.router.linear.out_features
         shapes[bias.tensor] = (1, experts) if bias.is_row else (experts,)
+    if mlp.router.expert_scale is not None:
+        shapes[mlp.router.expert_scale] = (mlp.router.linear.out_features,)
+    if (norms := mlp.norms) is not None:
+        for norm in (norms.router, norms.experts, norms.experts_post, norms.shared_post):
+            _add_norm(shapes, norm, mlp.router.linear.in_features)
 
 
 def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:

@@ -36,6 +36,7 @@ INTEGERS: Mapping[str, int] = {
     "num_local_experts": 1 << 12,
     "num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
+    "top_k_experts": 1 << 12,
     "n_routed_experts": 1 << 12,
     "moe_num_experts": 1 << 12,
     "moe_k": 1 << 12,

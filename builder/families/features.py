@@ -92,6 +92,8 @@ FEATURES: Mapping[str, _Test] = {
     "experts in groups": _any_mixture(lambda mlp: mlp.router.num_groups > 1),
     "router bias": _any_mixture(lambda mlp: mlp.router.linear.has_bias),
     "shared experts": _any_mixture(lambda mlp: mlp.shared is not None),
+    "experts and MLP with norms of their own": _any_mixture(lambda mlp: mlp.norms is not None),
+    "experts scaled": _any_mixture(lambda mlp: mlp.router.expert_scale is not None),
     "gated shared experts": _any_mixture(lambda mlp: mlp.shared_gate is not None),
     "latent attention": lambda spec: bool(spec.latent_attentions),
     "gated attention": _any_attention(lambda one: one.gate is not None),

@@ -1,6 +1,6 @@
 """Gemma 4: two sizes of heads by layer type, values that are normalised and may be the keys, layers
-that read the keys and values of others, an input of each layer by the token (E2B, E4B), and a
-number that scales each layer."""
+that read the keys and values of others, an input of each layer by the token (E2B, E4B), routed
+experts beside an MLP (26B-A4B), and a number that scales each layer."""
 
 import dataclasses
 import math
@@ -10,13 +10,17 @@ from trtc.builder.families.config import Config, shown
 from trtc.builder.families.rope import rope_by_layer_type
 from trtc.builder.spec import (
     Activation,
+    BranchNorms,
     DecoderSpec,
+    DenseMlpSpec,
     LayerInputSpec,
     LayerInputsSpec,
     LayerSpec,
     LinearSpec,
+    MoeMlpSpec,
     NormSpec,
     RopeSpec,
+    RouterSpec,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
@@ -59,20 +63,16 @@ _OTHER_PARTS = (
 
 
 def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
-    """Gemma4ForCausalLM, and the text model in Gemma4ForConditionalGeneration.
-
-    Raises:
-        UnsupportedError: experts.
-    """
+    """Gemma4ForCausalLM, and the text model in Gemma4ForConditionalGeneration."""
     config = config.with_defaults(**_DEFAULTS)
     # "vision": what text alone does not use.
     config.require("use_bidirectional_attention", ("vision",), "vision")
-    config.require("enable_moe_block", (False,), False)
     layers = tuple(_layer_config(config, n) for n in range(config.integer("num_hidden_layers")))
     ropes = _ropes(config, layers, max_seq_len)
     sources = _kv_sources(config)
     # Layers that read another's keys and values are the last ones, and may have wider MLPs.
     input_width = config.integer("hidden_size_per_layer_input", least=0)
+    has_experts = config.flag("enable_moe_block", False)
     widening = 2 if config.flag("use_double_wide_mlp", False) else 1
     act = common.activation(config, "hidden_activation", "gelu_pytorch_tanh")
     bias = config.flag("attention_bias", False)
@@ -104,9 +104,10 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
                 v_norm=dataclasses.replace(norm("self_attn.v_norm"), weight=None),
             )
         width = intermediate * (1 if source is None else widening)
+        mlp = common.gated_mlp(config, f"{prefix}.mlp", width, act)
         return LayerSpec(
             mixer=dataclasses.replace(attention, scale=1.0),
-            mlp=common.gated_mlp(config, f"{prefix}.mlp", width, act),
+            mlp=_with_experts(config, prefix, mlp) if has_experts else mlp,
             attention_norm=norm("input_layernorm"),
             mlp_norm=norm("pre_feedforward_layernorm"),
             attention_post_norm=norm("post_attention_layernorm"),
@@ -132,6 +133,45 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
         spec,
         layer_inputs=_layer_inputs(config, input_width) if input_width else None,
         ignored_tensors=(*spec.ignored_tensors, *unused, *_OTHER_PARTS),
+    )
+
+
+def _with_experts(config: Config, prefix: str, mlp: DenseMlpSpec) -> MoeMlpSpec:
+    """The layer's MLP beside routed experts.
+
+    Raises:
+        CheckpointError: more experts of a token than there are.
+    """
+    hidden, number = config.integer("hidden_size"), config.integer("num_experts")
+    top_k, width = config.integer("top_k_experts"), config.integer("moe_intermediate_size")
+    if top_k > number:
+        raise CheckpointError(
+            f"is {top_k}, and there are {number} experts", field="config.json: top_k_experts"
+        )
+
+    def norm(name: str) -> NormSpec:
+        return common.norm(config, f"{prefix}.{name}")
+
+    for_router = dataclasses.replace(
+        norm("router"), weight=f"{prefix}.router.scale", multiplier=hidden**-0.5
+    )
+    return MoeMlpSpec(
+        router=RouterSpec(
+            LinearSpec(f"{prefix}.router.proj", hidden, number),
+            top_k,
+            expert_scale=f"{prefix}.router.per_expert_scale",
+        ),
+        experts=tuple(
+            common.gated_mlp(config, f"{prefix}.experts.{expert}", width, mlp.activation)
+            for expert in range(number)
+        ),
+        shared=mlp,
+        norms=BranchNorms(
+            router=for_router,
+            experts=norm("pre_feedforward_layernorm_2"),
+            experts_post=norm("post_feedforward_layernorm_2"),
+            shared_post=norm("post_feedforward_layernorm_1"),
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from trtc.builder.families.bounds import (
 from trtc.builder.families.config import shown
 from trtc.builder.spec import (
     AttentionSpec,
+    BranchNorms,
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
@@ -310,6 +311,8 @@ class _Check:
             if mlp.shared is None:
                 self.fail(f"{place}.shared_gate", "is given, and there is no shared expert")
             self.linear(f"{place}.shared_gate", mlp.shared_gate, hidden, 1)
+        if mlp.norms is not None:
+            self.branches(place, mlp, mlp.norms)
         width, inner = mlp.experts[0].up.out_features, hidden
         if mlp.latent is not None:
             inner = mlp.latent[0].out_features
@@ -323,6 +326,16 @@ class _Check:
                 self.fail(f"{where}.limit", "and up_offset are for experts with a gate")
             self.mlp(where, expert, inner, routed=True)
             self.same(f"{where}.up.out_features", expert.up.out_features, width, "experts[0]")
+
+    def branches(self, place: str, mlp: MoeMlpSpec, norms: BranchNorms) -> None:
+        if mlp.shared is None:
+            self.fail(f"{place}.shared", "is None, and norms are for experts beside one")
+        if mlp.shared_gate is not None:
+            self.fail(f"{place}.shared_gate", "is given, and branches with norms have none")
+        for name in ("router", "experts", "experts_post", "shared_post"):
+            if getattr(norms, name).centered:
+                place = f"{place}.norms.{name}.centered"
+                self.fail(place, "is True, and branches have RMS norms only")
 
     def of_experts(self, place: str, part: OfExperts, out_features: int) -> None:
         self.between(f"{place}.expert", part.expert, 0, part.num_experts - 1)

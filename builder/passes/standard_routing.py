@@ -35,6 +35,9 @@ class _Router(StandardNodes):
         dense = self.make(
             "ScatterElements", "dense", [zeros, indices, weights], "f32", every, axis=1
         )
+        scale = input_of(self._moe, "expert_scale")
+        if scale is not None:
+            dense = self.make("Mul", "scaled_experts", [dense, scale], "f32", every)
         turned = self.make("Transpose", "turned", [dense], "f32", every[::-1], perm=[1, 0])
         return self.make("Unsqueeze", "weights", [turned, self.axes(2)], "f32", [*every[::-1], 1])
 

@@ -19,7 +19,7 @@ namespace trtc {
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
       down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, choice_bias, shared,
-      shared_gate, out;
+      shared_gate, expert_scale, out;
   std::int64_t M;
 };
 
@@ -319,8 +319,8 @@ void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_
   const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale, a.down_bias};
   ctx.threads.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
-      route<C>(a.router_logits.row<const float>(first_row + i), a.choice_bias, s.experts + i * C::top_k,
-               s.weights + i * C::top_k);
+      route<C>(a.router_logits.row<const float>(first_row + i), a.choice_bias, a.expert_scale,
+               s.experts + i * C::top_k, s.weights + i * C::top_k);
     }
   });
   const std::int64_t jobs = group_pairs<C>(s, rows);

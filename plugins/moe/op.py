@@ -34,6 +34,8 @@ MOE = FusedOp(
         # What a shared expert gives, and the logit of its own weight.
         Parameter("shared", ("M", "H"), ("f32", "bf16"), optional=True),
         Parameter("shared_gate", ("M", "1"), ("f32",), optional=True),
+        # Multiplies the weight of each expert in the end.
+        Parameter("expert_scale", ("E",), ("f32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(

@@ -35,6 +35,7 @@ def reference(
     choice_bias: Array | None,
     shared: Array | None,
     shared_gate: Array | None,
+    expert_scale: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     parts: int,
@@ -110,7 +111,7 @@ def reference(
     routing = Routing(
         top_k, score, num_groups, top_groups, group_score, bool(renormalize), epsilon, scale
     )
-    experts, weights = route(router_logits, choice_bias, routing)
+    experts, weights = route(router_logits, choice_bias, routing, expert_scale)
     total = np.zeros(x.shape, np.float32)
     for rank in range(top_k):
         for expert in np.unique(experts[:, rank]):

@@ -65,7 +65,8 @@ void close_groups(const float* ranks, bool* taken) {
 // The top_k experts of one row, the one that ranks first in front (ties: the lower index), and their
 // weights. Logits rank as their scores do, and still differ where those are rounded to one.
 template <class C>
-void route(const float* logits, const View& choice_bias, std::int32_t* experts, float* weights) {
+void route(const float* logits, const View& choice_bias, const View& expert_scale, std::int32_t* experts,
+           float* weights) {
   constexpr bool kBiased = kPresent<typename C::choice_bias_t>;
   float scores[C::E], biased[C::E];
   score<C>(logits, scores);
@@ -87,6 +88,9 @@ void route(const float* logits, const View& choice_bias, std::int32_t* experts, 
   for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
     if constexpr (C::renormalize != 0) weights[rank] /= chosen + static_cast<float>(C::epsilon);
     weights[rank] *= static_cast<float>(C::scale);
+    if constexpr (kPresent<typename C::expert_scale_t>) {
+      weights[rank] *= expert_scale.row<const float>(0)[experts[rank]];
+    }
   }
 }
 

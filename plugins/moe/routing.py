@@ -26,7 +26,10 @@ class Routing:
 
 
 def route(
-    router_logits: Array, choice_bias: Array | None, routing: Routing
+    router_logits: Array,
+    choice_bias: Array | None,
+    routing: Routing,
+    expert_scale: Array | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The top_k experts of each row, the one that ranks first in front (ties: lower index), and
     their weights.
@@ -34,6 +37,7 @@ def route(
     Args:
         router_logits: [M, E].
         choice_bias: [E], or None.
+        expert_scale: [E], multiplies the weights in the end.
     """
     logits = router_logits.astype(np.float32)
     scores = sigmoid(logits) if routing.score == "sigmoid" else _softmax(logits)
@@ -42,7 +46,8 @@ def route(
     weights = np.take_along_axis(scores, experts, axis=1)
     if routing.renormalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(routing.epsilon))
-    return experts, (weights * np.float32(routing.scale)).astype(np.float32)
+    weights = (weights * np.float32(routing.scale)).astype(np.float32)
+    return experts, weights if expert_scale is None else weights * expert_scale[experts]
 
 
 def _ranks(logits: Array, scores: Array, choice_bias: Array | None, routing: Routing) -> Array:

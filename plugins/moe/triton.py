@@ -58,6 +58,7 @@ def without_closed_groups(
 def route(
     router_logits,
     choice_bias,
+    expert_scale,
     x,
     gate_up_pre_scale,
     gate_up_input_scale,
@@ -126,8 +127,11 @@ def route(
             left = tl.where(e == best, float("-inf"), left)
         if RENORMALIZE:
             share = share / (chosen + EPSILON)
+        share = share * SCALE
+        if expert_scale is not None:
+            share = share * tl.load(expert_scale + expert)
         tl.store(experts + pair, expert)
-        tl.store(shares + pair, share * SCALE)
+        tl.store(shares + pair, share)
         if given is not None:
             THROUGH: tl.constexpr = x.dtype.element_ty
             by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)

@@ -42,11 +42,12 @@ def test_a_template_shows_its_format(name: str, tmp_path: Path) -> None:
     assert detected_format([config]) == name
 
 
-def test_the_template_of_gpt_oss_shows_harmony(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "name"), [("gpt_oss", "harmony"), ("gemma4", "gemma")])
+def test_the_template_of_a_model_shows_its_format(model: str, name: str, tmp_path: Path) -> None:
     templates = Path(__file__).parents[1] / "runtime" / "text" / "templates"
     jinja = tmp_path / "chat_template.jinja"
-    jinja.write_bytes((templates / "gpt_oss.jinja").read_bytes())
-    assert detected_format([jinja]) == "harmony"
+    jinja.write_bytes((templates / f"{model}.jinja").read_bytes())
+    assert detected_format([jinja]) == name
 
 
 def test_templates_without_calls(tmp_path: Path) -> None:

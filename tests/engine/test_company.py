@@ -33,7 +33,7 @@ def opened(engine: Path, num_pages: int) -> Session:
     return open_session(engine, num_threads=1, num_pages=num_pages)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "gemma4_e"])
 def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
     _, engine = tiny_engines(family)
     rng = random.Random(4)

@@ -23,6 +23,7 @@ FAMILIES = (
     "gemma3",
     "gemma4",
     "gemma4_e",
+    "gemma4_moe",
     "lfm2",
     "phi3",
     "phi3_longrope",

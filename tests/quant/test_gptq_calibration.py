@@ -16,7 +16,7 @@ from tests.quant.test_calibrate import (
     starve,
     wide_checkpoint,
 )
-from tests.support.quantized import canonical, dequantized, headers
+from tests.support.quantized import canonical, dequantized, headers, taken_apart
 from tests.support.recipes import in_turn
 from trtc.protos.errors import CalibrationError, UnsupportedError
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
@@ -39,6 +39,8 @@ CASES = [
     ("granite_moe_hybrid", "int4_g64"),
     ("nemotron_h_moe", "int4_g64"),
     ("granite_moe", "int4"),
+    ("gemma4_e", "int4"),
+    ("gemma4_moe", "int4"),
 ]
 
 
@@ -58,22 +60,6 @@ def written(
     found = read_quantization(config, None, headers(tensors))
     assert found is not None
     return facts, found, tensors
-
-
-def taken_apart(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Granite's experts, which lie in two tensors a layer, as tensors of their own."""
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        prefix, _, kind = name.removesuffix(".weight").rpartition(".")
-        if tensor.ndim == 3 and kind in ("input_linear", "output_linear"):
-            del found[name]
-            both = kind == "input_linear"
-            for number, expert in enumerate(tensor):
-                parts = np.split(expert, 2) if both else [expert]
-                kinds = ("gate_proj", "up_proj") if both else ("down_proj",)
-                for one, part in zip(kinds, parts, strict=True):
-                    found[f"{prefix}.experts.{number}.{one}.weight"] = part
-    return found
 
 
 @pytest.mark.parametrize(("family", "scheme"), CASES)

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from tests.quant.test_calibrate import calibration_ids, read_tensors, wide_checkpoint
-from tests.quant.test_gptq_calibration import taken_apart, written
+from tests.quant.test_gptq_calibration import written
 from tests.support.evaluate import stepper
-from tests.support.quantized import dequantized
+from tests.support.quantized import dequantized, taken_apart
 from trtc.builder.targets.registry import parse_target
 from trtc.protos.errors import UnsupportedError
 from trtc.quant.scheme import SCHEMES

@@ -145,6 +145,21 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gemma4_e": (
         "Gemma4TextConfig",
         {

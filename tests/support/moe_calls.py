@@ -47,6 +47,7 @@ class Case:
     choice_bias: bool = False
     shared: bool = False
     shared_gate: bool = False
+    expert_scale: bool = False
 
     def __str__(self) -> str:
         router = f"-{self.router}" if self.router != "softmax" else ""
@@ -64,7 +65,13 @@ GATELESS: dict[str, Any] = {"activation": "relu2", "parts": 1}
 """As of Nemotron-3."""
 CASES = [
     Case("f32", "f32", 24, 20, residual=False, renormalize=0),
-    Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
+    Case(
+        *("f32", "f32", 17, 33),
+        layout="row_major",
+        top_k=EXPERTS,
+        activation="gelu_tanh",
+        expert_scale=True,
+    ),
     Case("bf16", "bf16", 48, 24, top_k=1),
     Case("bf16", "bf16", 48, 41, layout="compact"),
     Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3"),
@@ -156,6 +163,8 @@ def _of_router_and_shared(rng: np.random.Generator, case: Case, rows: int) -> di
     inputs: dict[str, Any] = {}
     if case.choice_bias:
         inputs["choice_bias"] = rng.uniform(-0.5, 0.5, case.experts).astype(np.float32)
+    if case.expert_scale:
+        inputs["expert_scale"] = rng.uniform(0.5, 2, case.experts).astype(np.float32)
     if case.shared:
         inputs["shared"] = random_array(rng, rows, case.hidden + 5, dtype=case.x)[:, 2:-3]
     if case.shared_gate:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.quant.fused_experts import FUSED_EXPERTS
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear
 
 Array = NDArray[Any]
@@ -206,3 +207,19 @@ def fp8_block_linear(
                 scale[row // block[0], column // block[1]]
             )
     return {f"{prefix}.weight": weight, f"{prefix}.weight_scale_inv": scale}, exact
+
+
+def taken_apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts that lie in two tensors a layer, as tensors of their own."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        for gate_up, down in FUSED_EXPERTS:
+            if tensor.ndim == 3 and name.endswith(gate_up):
+                module = name.removesuffix(gate_up)
+                experts = zip(found.pop(name), found.pop(module + down), strict=True)
+                for number, (both, last) in enumerate(experts):
+                    gate, up = np.split(both, 2)
+                    parts = {"gate_proj": gate, "up_proj": up, "down_proj": last}
+                    for part, weight in parts.items():
+                        found[f"{module}experts.{number}.{part}.weight"] = weight
+    return found

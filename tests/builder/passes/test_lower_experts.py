@@ -97,7 +97,7 @@ def test_one_node_by_hand(renormalize: int, activation: str) -> None:
         for which in ("gate_up", "down")
         for part in ("scale", "zero", "input_scale", "pre_scale", "bias")
     )
-    nothing |= dict.fromkeys(("residual", "choice_bias", "shared", "shared_gate"))
+    nothing |= dict.fromkeys(("residual", "choice_bias", "shared", "shared_gate", "expert_scale"))
     complete: dict[str, Any] = MOE.complete_attributes(fields)
     (wanted,) = reference(rows, routed, gate_up, down, **nothing, **complete)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
