@@ -1,11 +1,12 @@
 """gated_linear on a GPU.
 
-few rows    linear's kernel with the activation at its end, where there is one
-many        gated_sm90.cu, where there is one for the SM, the sizes and the type
+few rows    linear's kernel with the activation at its end, where there is one; where rows have
+            scales of their own, what `quantize` is lowered to after it
+many        gated_sm90.cu, where there is one for the SM, the sizes and the type, and scales are
+            static: what it saves would be lost to results in bf16 that are read again for scales
 else        what `linear` and `swiglu` are lowered to, one after the other
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -37,44 +38,80 @@ _CLUSTER = 2
 _PROGRAMS = SM_90.multiprocessors
 _THREADS = 384
 _MAP_BYTES = 128
-_PRODUCT = "product"
-_PRODUCT_INPUTS = ("x", "weight", "weight_scale", "input_scale")
+_PRODUCT, _GATED = "product", "gated"
+_PRODUCT_INPUTS = ("x", "weight", "weight_scale", "input_scale", "row_scale")
 _MAPS = "maps"
+_OUT_SCALES = "out_row_scale"
 
 
-def lowering(activation: Lower) -> Lower:
+def lowering(activation: Lower, rounding: Lower) -> Lower:
     """The `lower` of this operator.
 
     Args:
         activation: that of swiglu; operators do not import each other.
+        rounding: that of quantize.
     """
 
     def lower(site: Site) -> tuple[Variant, ...]:
         most = site.limits.max_num_tokens
         last = min(most, FEW_ROWS) if available(site) else most
-        steps = _two_steps(site, activation, last)
-        few = _with_launches(steps, gated_launches(site), last)
+        variants = {one.max_rows: one for one in _two_steps(site, activation, last)}
+        variants |= _at_once(site, rounding, last)
+        few = tuple(variant for _, variant in sorted(variants.items()))
         return few if last == most else (*few, _fused(site))
 
     return lower
 
 
-def _with_launches(
-    steps: tuple[Variant, ...], launches: Mapping[int, Launch], most: int
-) -> tuple[Variant, ...]:
-    """By ascending rows, up to `most`: for as many rows one launch, or the steps."""
-    variants = {variant.max_rows: variant for variant in steps}
+def _at_once(site: Site, rounding: Lower, most: int) -> dict[int, Variant]:
+    """What multiplies and activates in one launch, by the rows it is for, up to `most`."""
+    has_rows = site.has("row_scale")
+    launches = gated_launches(_bf16_site(site) if has_rows else site)
+    found: dict[int, Variant] = {}
     for rows, launch in sorted(launches.items(), reverse=True):
         end = min(rows, most)
-        variants[end] = Variant(work=(launch,), max_rows=end)
-    return tuple(variant for _, variant in sorted(variants.items()))
+        alone = Variant(work=(launch,), max_rows=end)
+        found[end] = _then_rounded(alone, site, rounding) if has_rows else alone
+    return found
+
+
+def _then_rounded(gated: Variant, site: Site, rounding: Lower) -> Variant:
+    """What `gated` gives in bf16, quantised by row."""
+    width = site.axes["I"]
+    quantize = replace(
+        site,
+        axes={**site.axes, "K": width},
+        dtypes={"x": "bf16", "out": site.dtypes["out"], "row_scale": "f32"},
+        strides={**site.strides, "x": width, "row_scale": site.strides[_OUT_SCALES]},
+        attributes={
+            "out_dtype": site.dtypes["out"],
+            "scales": site.attributes["scales"],
+            "codes": "none",
+        },
+    )
+    after = for_rows(rounding(quantize), gated.max_rows)
+    return replace(
+        gated,
+        work=(
+            *renamed(gated.work, {"out": SCRATCH + _GATED}),
+            *renamed(after.work, {"x": SCRATCH + _GATED, "row_scale": _OUT_SCALES}),
+        ),
+        scratch={_GATED: DTYPES["bf16"].num_bytes(width) * gated.max_rows},
+    )
+
+
+def _bf16_site(site: Site) -> Site:
+    types = {name: site.dtypes[name] for name in _PRODUCT_INPUTS if site.has(name)}
+    return replace(
+        site, dtypes=types | {"out": "bf16"}, strides={**site.strides, "out": site.axes["I"]}
+    )
 
 
 def available(site: Site) -> bool:
-    """Whether gated_sm90.cu takes the site: E4M3, whole tiles, and rows that its copies can begin
-    at."""
+    """Whether gated_sm90.cu takes the site: static E4M3, whole tiles, and rows that its copies can
+    begin at."""
     whole = site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
-    return site.arch.has_wgmma and site.dtypes["weight"] == "f8e4m3" and whole
+    return site.arch.has_wgmma and site.has("out_scale") and whole
 
 
 def _fused(site: Site) -> Variant:
@@ -138,7 +175,7 @@ def _two_steps(site: Site, activation: Lower, max_rows: int) -> tuple[Variant, .
     gates = activation(_activation_site(replace(site, limits=limits)))
     view = DTYPES["bf16"].num_bytes(width)
     names = {"out": SCRATCH + _PRODUCT}
-    parts = {"gate": SCRATCH + _PRODUCT, "up": SCRATCH + "up"}
+    parts = {"gate": SCRATCH + _PRODUCT, "up": SCRATCH + "up", "row_scale": _OUT_SCALES}
     return tuple(
         Variant(
             work=(
@@ -175,12 +212,17 @@ def _product_site(site: Site) -> Site:
 def _activation_site(site: Site) -> Site:
     width = 2 * site.axes["I"]
     types = {name: site.dtypes[name] for name in ("out_scale", "out") if site.has(name)}
+    strides = {**site.strides, "gate": width, "up": width}
+    if site.has(_OUT_SCALES):
+        types["row_scale"] = "f32"
+        strides["row_scale"] = site.strides[_OUT_SCALES]
     return replace(
         site,
         dtypes={"gate": "bf16", "up": "bf16", **types},
-        strides={**site.strides, "gate": width, "up": width},
+        strides=strides,
         attributes={
             "activation": site.attributes["activation"],
+            "scales": site.attributes["scales"],
             "out_dtype": site.dtypes["out"],
         },
     )

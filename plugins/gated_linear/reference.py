@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
 from trtc.plugins.products import scaled_product
-from trtc.plugins.rounding import quantize
+from trtc.plugins.rounding import cast, quantize, quantize_rows
 
 Array = NDArray[Any]
 
@@ -18,14 +18,21 @@ def reference(
     weight_scale: Array | None,
     input_scale: Array | None,
     out_scale: Array | None,
+    row_scale: Array | None,
     *,
     I: int,  # noqa: E741
     weight_dtype: str,
     activation: str,
-) -> tuple[Array]:
-    """Return quantize(activation(gate) * up) of gate, up = x @ (weight * scales).T, [M, I]."""
+    scales: int,
+) -> tuple[Array, Array | None]:
+    """Return quantize(activation(gate) * up) of gate, up = x @ (weight * scales).T, [M, I], and the
+    scales of its rows where x has scales of rows, [M, 1]."""
     products = scaled_product(x, weight, weight_scale, None, 0, "exact")
     if input_scale is not None:
         products = products * input_scale.astype(np.float32)
+    if row_scale is not None:
+        products = products * row_scale
     gated = activate(products[:, :I], activation) * products[:, I:]
-    return (quantize(gated, None, out_scale, weight_dtype, through="f32"),)
+    if row_scale is not None:
+        return quantize_rows(cast(gated, "bf16"), scales, weight_dtype)
+    return quantize(gated, None, out_scale, weight_dtype, through="f32"), None

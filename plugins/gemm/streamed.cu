@@ -1,6 +1,7 @@
 // out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual, or with row_scale, one
-// number for each row of x, in place of input_scale, on the tensor cores of sm_90a, for so few rows that reading the weights takes most of the time, and so many that reading x
-// for each tile of them would take as long.
+// number for each row of x, in place of input_scale, on the tensor cores of sm_90a, for so few rows
+// that reading the weights takes most of the time, and so many that reading x for each tile of them
+// would take as long.
 //
 // One thread issues TMA loads of the weights and one those of x, each into a ring of its own: that
 // of the weights is filled before the kernels that x depends on have ended, and x, which comes from
@@ -471,7 +472,7 @@ __launch_bounds__(kThreads, 1) streamed_linear(
 #else
     const float by_out = 1;
 #endif
-    const Output output{weight_scale, Unit(by_input, by_out), out, rows, shared.outboxes};
+    const Output output{weight_scale, Unit(by_input, by_out), row_scale, out, rows, shared.outboxes};
 #else
     const Output output{weight_scale, bias, by_input, residual, row_scale, out, rows};
 #endif

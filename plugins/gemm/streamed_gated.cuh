@@ -1,11 +1,11 @@
 // The end of streamed.cu where the first half of the weight's rows is gate's and the second up's:
-// out = quantize(activation(gate) * up), of half as many columns. What streamed.cu knows of it is what
-// it knows of its own Columns and Output.
+// out = quantize(activation(gate) * up), of half as many columns, or in bf16. What streamed.cu knows of
+// it is what it knows of its own Columns and Output.
 //
 // Of four sums of a thread the first two are of gate, the others of up, in the same column of out. A
 // group's results go through shared memory, where they become 16-byte vectors of rows.
 //
-// Macros, beside those of streamed.cu: GELU_TANH (else silu), HAS_OUT_SCALE (0 or 1).
+// Macros, beside those of streamed.cu: GELU_TANH (else silu), HAS_OUT_SCALE, OUT_E4M3 (0 or 1; else bf16).
 #pragma once
 
 #include "gpu/activation.cuh"
@@ -15,7 +15,7 @@
 namespace trtc {
 
 using Unit = GatedUnit<GELU_TANH>;
-#if E4M3
+#if OUT_E4M3
 using Result = E4m3;
 #else
 using Result = Bf16;
@@ -52,8 +52,11 @@ struct Columns {
 
 template <int kRows>
 struct GatedOutput {
+  // Sums whose rows' scales a thread loads at once.
+  static constexpr int kAtOnce = kRows < 32 ? kRows / 2 : 16;
   const float* weight_scale;
   Unit unit;
+  const float* row_scale;
   void* out;
   int rows;
   Outbox<kRows>* outboxes;  // by group
@@ -63,6 +66,11 @@ struct GatedOutput {
   // Nothing is added to the sums.
   template <int kMore>
   __device__ inline void load(float (&)[kMore], int, const Columns&) const {}
+
+  // Of `i` as in `store`, j 0 or 1: the row of x that sums i + j and i + j + 2 are of.
+  __device__ inline static int row_of(int i, int j) {
+    return 2 * i + static_cast<int>(threadIdx.x) % 4 * 2 + j;
+  }
 
   // Sums `first` ... of a group's threads: of rows 2 * first ... of x.
   template <int kCount, int kMore>
@@ -74,13 +82,19 @@ struct GatedOutput {
     const int in_group = thread / 32 * 8 + lane / 4;
     Outbox<kRows>& outbox = outboxes[group];
     sync_threads(1 + group, 128);  // what was here before is in `out`
+    float by_row[kAtOnce / 2];
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
+      if (HAS_ROW_SCALE && i % kAtOnce == 0) {
+        __syncwarp();  // so that all loads do not come first, for which there are no registers
+        load_scales(by_row, first + i);
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        auto* const row = reinterpret_cast<Result*>(outbox.rows[2 * i + lane % 4 * 2 + j]);
+        const float by = HAS_ROW_SCALE ? by_row[i % kAtOnce / 2 + j] : 1.f;
+        auto* const row = reinterpret_cast<Result*>(outbox.rows[row_of(i, j)]);
         row[in_group] = round_to<Result>(
-            Unit::of(sums[i + j], sums[i + j + 2], columns.by.gate, columns.by.both));
+            Unit::of(sums[i + j] * by, sums[i + j + 2] * by, columns.by.gate, columns.by.both));
       }
     }
     sync_threads(1 + group, 128);
@@ -92,6 +106,18 @@ struct GatedOutput {
       if (row >= rows || column >= kOutColumns) continue;
       auto* const to = static_cast<Result*>(out) + static_cast<long long>(row) * OUT_STRIDE + column;
       *reinterpret_cast<uint4*>(to) = outbox.rows[stored][piece];
+    }
+  }
+
+  // Those of the rows that sums `first` ... are of. What lies beyond the rows is not read.
+  __device__ inline void load_scales(float (&by_row)[kAtOnce / 2], int first) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = row_of(first + i, j);
+        by_row[i / 2 + j] = row < rows ? row_scale[row * ROW_SCALE_STRIDE] : 0;
+      }
     }
   }
 };

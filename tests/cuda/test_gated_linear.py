@@ -30,12 +30,16 @@ WIDTH, DEPTH = 256, 384
 LOWER: Lower = lowerings()["gated_linear"]
 
 
-def make_call(rows: int, activation: str = "silu", width: int = WIDTH) -> KernelCall:
-    return gated_call(rows, width, DEPTH, activation=activation)
+def make_call(
+    rows: int, activation: str = "silu", width: int = WIDTH, *, by_row: bool = False
+) -> KernelCall:
+    return gated_call(rows, width, DEPTH, activation=activation, by_row=by_row)
 
 
-def make_site(sm: int = 90, width: int = WIDTH, most_rows: int = 4096) -> Site:
-    site = site_of(make_call(3, width=width), "tokens", sm)
+def make_site(
+    sm: int = 90, width: int = WIDTH, most_rows: int = 4096, *, by_row: bool = False
+) -> Site:
+    site = site_of(make_call(3, width=width, by_row=by_row), "tokens", sm)
     return replace(site, limits=Limits(64, 1024, most_rows))
 
 
@@ -137,6 +141,19 @@ def test_some_rows_of_wide_products_are_gated_where_they_are_multiplied() -> Non
         fit = [one for one in at_once if one[0] <= most]
         last = library if most == 300 else streamed
         assert kernels(shorter) == [(8, few), *fit, (most, last)]
+
+
+def test_rows_with_scales_are_quantised_after_one_launch_or_by_the_activation() -> None:
+    few, library = ["skinny_linear", "swiglu"], ["product", "swiglu"]
+    at_once = [(n, ["streamed_linear", "quantize_rows"]) for n in (16, 32, 64, 128, 192, 256)]
+    site = make_site(width=8192, by_row=True)
+    assert kernels(site) == [(8, few), *at_once, (4096, library)]
+    variants = LOWER(site)
+    for variant in variants:
+        assert {"out", "out_row_scale"} <= set(variant.work[-1].arguments)  # type: ignore[union-attr]
+    assert variants[1].scratch == {"gated": 16 * 8192 * 2}
+    before = kernels(replace(site, sm=89))
+    assert [work for _, work in before] == [few, few, ["tile_product", "swiglu"]]
 
 
 def test_bf16_is_gated_in_the_same_kernel_or_in_two_steps() -> None:

@@ -11,9 +11,11 @@ from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.streamed_launch import compile_streamed, run_streamed
 from tests.support.triton_kernels import needs_triton
+from trtc.plugins.activations import activate
 from trtc.plugins.gemm.streamed import Cut
 from trtc.plugins.gemm.streamed_gated import gated_launch, gated_launches
 from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 needs_triton()
@@ -27,9 +29,11 @@ WIDTH = 80
 
 
 def make_site(call: KernelCall, sm: int = 90) -> Site:
+    """With scales of rows the kernel gives bf16, which quantize takes from there."""
     site = site_of(call, "tokens", sm)
     strides = {**site.strides, "x": site.axes["K"] + 16, "out": site.axes["I"] + 16}
-    return replace(site, strides=strides)
+    dtypes = {**site.dtypes, "out": "bf16"} if site.has("row_scale") else site.dtypes
+    return replace(site, strides=strides, dtypes=dtypes)
 
 
 def run(call: KernelCall, cut: Cut, *, lazy: bool = False) -> Array:
@@ -66,6 +70,29 @@ def test_the_kernel_agrees_with_the_reference(dtype: str, cut: Cut, activation: 
         assert_close(call, {"out": run(call, cut, lazy=count == cut.rows - 7)})
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(32, 2, stages=3, x_stages=4),
+        Cut(64, 1, stages=4, x_stages=3, teams=2, splits=2),
+        Cut(192, 2, stages=2, x_stages=2, run=0),
+    ],
+    ids=str,
+)
+def test_rows_with_scales_give_bf16(cut: Cut) -> None:
+    """The reference's products and activation, without their quantisation."""
+    for count in (3, cut.rows):
+        call = gated_call(count, WIDTH, 528, by_row=True)
+        inputs = {name: one for name, one in call.inputs.items() if one is not None}
+        products = scaled_product(
+            inputs["x"], inputs["weight"], inputs["weight_scale"], None, 0, "exact"
+        )
+        products *= inputs["row_scale"]
+        expected = activate(products[:, :WIDTH], "silu") * products[:, WIDTH:]
+        found = run(call, cut, lazy=count == 3).astype(np.float32)
+        np.testing.assert_allclose(found, expected, rtol=1 / 128, atol=1e-5)
+
+
 def test_more_tiles_than_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a group has of a tile waits where what it had of the last one did."""
     monkeypatch.setattr(Cut, "clusters", lambda cut, columns: 1)
@@ -92,9 +119,12 @@ def test_a_row_does_not_depend_on_the_others(dtype: str, cut: Cut) -> None:
         assert alone.tobytes() == np.ascontiguousarray(whole[row : row + 1]).tobytes()
 
 
-def sized(dtype: str, activation: str, width: int = 14336, depth: int = 4096) -> Site:
+def sized(
+    dtype: str, activation: str, width: int = 14336, depth: int = 4096, *, by_row: bool = False
+) -> Site:
     """A site of other sizes than arrays of the test could have."""
-    site = make_site(gated_call(3, WIDTH, 528, dtype=dtype, activation=activation))
+    call = gated_call(3, WIDTH, 528, dtype=dtype, activation=activation, by_row=by_row)
+    site = make_site(call)
     strides = {"x": depth, "out": width}
     return replace(
         site,
@@ -104,13 +134,13 @@ def sized(dtype: str, activation: str, width: int = 14336, depth: int = 4096) ->
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("dtype", ["f8e4m3", "bf16"])
-def test_every_cut_compiles(dtype: str, activation: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "by_row", "scales"), [("f8e4m3", False, 3), ("f8e4m3", True, 2), ("bf16", False, 0)]
+)
+def test_every_cut_compiles(dtype: str, by_row: bool, scales: int, activation: str) -> None:
     """Without local memory, which compile_cuda refuses."""
-    site = sized(dtype, activation)
-    launches = gated_launches(site)
+    launches = gated_launches(sized(dtype, activation, by_row=by_row))
     assert launches
-    scales = 3 if dtype == "f8e4m3" else 0
     for launched in launches.values():
         kernel = compile_streamed(launched)
         assert len(kernel.parameters) == scales + len(("dims", "out", "x", "weight"))

@@ -10,9 +10,15 @@ from trtc.plugins.rounding import cast
 
 
 def gated_call(
-    rows: int, width: int, depth: int, *, dtype: str = "f8e4m3", activation: str = "silu"
+    rows: int,
+    width: int,
+    depth: int,
+    *,
+    dtype: str = "f8e4m3",
+    activation: str = "silu",
+    by_row: bool = False,
 ) -> KernelCall:
-    """Products of the order of one, and of two in E4M3."""
+    """Products of the order of one, and of two in E4M3, where rows may have scales of their own."""
     rng = np.random.default_rng(11)
     weight = random_weight(rng, 2 * width, depth, dtype=dtype)
     inputs = {"x": random_array(rng, rows, depth, dtype=dtype)}
@@ -22,14 +28,18 @@ def gated_call(
             "weight_scale": random_scales(
                 rng, 2 * width, depth=depth, group=0, dtype=dtype, x_dtype=dtype
             ),
-            "input_scale": scalar(1.75),
-            "out_scale": scalar(0.03125),
         }
+        inputs |= (
+            {"row_scale": rng.uniform(1, 2.5, (rows, 1)).astype(np.float32)}
+            if by_row
+            else {"input_scale": scalar(1.75), "out_scale": scalar(0.03125)}
+        )
     else:
         inputs["weight"] = cast(weight.astype(np.float32) / np.float32(depth**0.5), dtype)
     attributes: dict[str, int | float | str] = {
         "I": width,
         "weight_dtype": dtype,
         "activation": activation,
+        "scales": int(by_row),
     }
-    return KernelCall(GATED_LINEAR, attributes, inputs)
+    return KernelCall(GATED_LINEAR, attributes, inputs, ("out_row_scale",) if by_row else ())

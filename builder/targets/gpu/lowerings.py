@@ -42,7 +42,7 @@ def lowerings() -> Mapping[str, Lower]:
         "embedding": embedding.lower,
         "fused_linear": fused_linear.lowering(rms_norm.lower, swiglu.lower),
         "gated_delta": gated_delta.lower,
-        "gated_linear": gated_linear.lowering(swiglu.lower),
+        "gated_linear": gated_linear.lowering(swiglu.lower, quantize.lower),
         "gather_rows": gather_rows.lower,
         "head_linear": head_linear.lower,
         "latent_attention": latent_attention.lower,

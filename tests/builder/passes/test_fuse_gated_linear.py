@@ -9,6 +9,7 @@ from tests.builder.passes.tiny import (
     HIDDEN,
     WIDTH,
     Hand,
+    Tensors,
     Tiny,
     assert_preserves,
     assert_unchanged,
@@ -26,6 +27,7 @@ from trtc.builder.graph_writer import Value
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.fuse_gated_linear import FUSE_GATED_LINEAR
+from trtc.builder.passes.fuse_row_quantize import FUSE_ROW_QUANTIZE
 from trtc.builder.passes.order import cuda_passes
 
 
@@ -59,9 +61,37 @@ def test_gate_up_and_their_activation_become_one(kind: Tiny) -> None:
         "I": WIDTH,
         "weight_dtype": "bf16" if kind.scheme == "bf16" else "f8e4m3",
         "activation": "gelu_tanh" if kind.gemma else "silu",
+        "scales": 0,
     }
     scales = set() if kind.scheme == "bf16" else {"weight_scale", "input_scale", "out_scale"}
     assert set(given(node)) == {"x", "weight", *scales}
+
+
+@pytest.mark.parametrize("gemma", [False, True])
+def test_rows_of_x_and_of_the_result_may_have_scales(gemma: bool) -> None:
+    kind = Tiny("fp8_dynamic", gemma=gemma)
+    old, reader = with_scales_of_rows(kind)
+    new, changed = FUSE_GATED_LINEAR(old)
+    assert changed and ops(new)["trtc.gated_linear"] == kind.layers
+    exact = logits(*tiny(replace(kind, dtype="f32")))
+    before_it, after_it = (np.square(logits(one, reader) - exact).mean() for one in (old, new))
+    assert after_it < 1.2 * before_it
+    for node in nodes(new, "gated_linear"):
+        assert attributes(node)["scales"] == 1
+        assert set(given(node)) == {"x", "weight", "weight_scale", "row_scale"}
+        (down,) = (one for one in nodes(new, "linear") if given(one)["x"] == node.output[0])
+        assert given(down)["row_scale"] == node.output[1]
+
+
+@pytest.mark.parametrize("scheme", ["fp8_blocks", "int8_dynamic"])
+def test_scales_of_groups_and_int8_stay(scheme: str) -> None:
+    assert_unchanged(FUSE_GATED_LINEAR, with_scales_of_rows(Tiny(scheme))[0])
+
+
+def with_scales_of_rows(kind: Tiny) -> tuple[Module, Tensors]:
+    """As the pass finds a model whose activations are quantised by row."""
+    module, reader = before(FUSE_ROW_QUANTIZE, kind)
+    return FUSE_ROW_QUANTIZE(module)[0], reader
 
 
 @pytest.mark.parametrize(
