@@ -313,8 +313,7 @@ class _SourceGraph:
         if spec.k is not None:
             self._written[index] = self._write_kv(index, spec, x, pools[0], positions, steps)
             own = (self._written[index],)
-        q = self._qk_norm(f"{site}.q_norm", spec.q_norm, q, spec)
-        q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
+        q = self._rotated(f"{site}.q", spec, spec.q_norm, q, positions, spec.num_heads)
         if spec.query_scale is not None:
             q = self._query_scale(f"{site}.q_scale", spec.query_scale, q, steps)
         sinks = attention_sinks(spec, self._dtype)
@@ -363,10 +362,9 @@ class _SourceGraph:
         assert spec.k is not None
         k = self._linear(f"{site}.k", spec.k, x)
         v = k if spec.v is None else self._linear(f"{site}.v", spec.v, x)
-        k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
+        k = self._rotated(f"{site}.k", spec, spec.k_norm, k, positions, spec.num_kv_heads)
         if spec.v_norm is not None:
             v = self._head_norm(f"{site}.v_norm", spec.v_norm, v, spec.head_dim)
-        k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
         return self._writer.node(
             "kv_write",
             f"{site}.kv_write",
@@ -633,6 +631,22 @@ class _SourceGraph:
         assert isinstance(width, int)
         heads = self._reshape(f"{site}.heads", x, ("T", width // head_dim, head_dim))
         return self._reshape(f"{site}.flat", self._norm(site, norm, heads), ("T", width))
+
+    def _rotated(
+        self,
+        site: str,
+        spec: AttentionSpec,
+        norm: NormSpec | None,
+        x: Value,
+        positions: Value,
+        heads: int,
+    ) -> Value:
+        """q or k with its norm and its rotation."""
+        if spec.norm_after_rope:
+            x = self._rope(f"{site}_rope", spec.rope, x, positions, heads)
+            return self._qk_norm(f"{site}_norm", norm, x, spec)
+        x = self._qk_norm(f"{site}_norm", norm, x, spec)
+        return self._rope(f"{site}_rope", spec.rope, x, positions, heads)
 
     def _rope(self, site: str, rope: RopeSpec, x: Value, positions: Value, heads: int) -> Value:
         """Rotated in f32 whatever the activation type."""

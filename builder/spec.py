@@ -167,11 +167,13 @@ class AttentionSpec:
     """None: values are what `k` gives, before its norm and rope (Gemma 4)."""
     o: LinearSpec
     q_norm: NormSpec | None = None
-    """Before rope (Qwen3)."""
+    """Before rope (Qwen3), unless `norm_after_rope`."""
     k_norm: NormSpec | None = None
     v_norm: NormSpec | None = None
     """Over each head's values (Gemma 4)."""
     qk_norm: QkNorm = "head"
+    norm_after_rope: bool = False
+    """Norms of q and k come after rope (Hunyuan); of `qk_norm` "head"."""
     query_scale: QueryScale | None = None
     window: int | None = None
     """A token sees itself and the window-1 tokens before it; None: all."""

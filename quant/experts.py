@@ -25,6 +25,7 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "GraniteMoeExperts": _PROJ,
     "GraniteMoeHybridExperts": _PROJ,
     "GraniteMoeSharedExperts": _PROJ,
+    "HunYuanMoEV1Experts": _PROJ,
     "Lfm2MoeExperts": _NUMBERED,
     "MiniMaxM2Experts": _NUMBERED,
     "Mistral4Experts": _PROJ,

@@ -60,6 +60,7 @@ FEATURES: Mapping[str, _Test] = {
     "q and k norms over all heads": _any_attention(
         lambda one: one.q_norm is not None and one.qk_norm == "row"
     ),
+    "q and k norms after rotation": _any_attention(lambda one: one.norm_after_rope),
     "q, k, v biases": _any_attention(lambda one: one.q.has_bias),
     "norms of values": _any_attention(lambda one: one.v_norm is not None),
     "values that are keys": _any_attention(lambda one: one.k is not None and one.v is None),

@@ -22,8 +22,9 @@ from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
 from trtc.builder.families.granite_hybrid import granite_moe_hybrid
 from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
+from trtc.builder.families.hunyuan import hunyuan_dense, hunyuan_moe
 from trtc.builder.families.lfm2 import lfm2, lfm2_moe
-from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
+from trtc.builder.families.llama import ernie4_5, helium, internlm3, llama, seed_oss
 from trtc.builder.families.minimax_m2 import minimax_m2
 from trtc.builder.families.ministral3 import ministral3
 from trtc.builder.families.mistral import mistral
@@ -101,6 +102,9 @@ FAMILIES: Mapping[str, Family] = {
     "NemotronForCausalLM": nemotron,
     "NemotronHForCausalLM": nemotron_h,
     "ArceeForCausalLM": arcee,
+    "HunYuanDenseV1ForCausalLM": hunyuan_dense,
+    "HunYuanMoEV1ForCausalLM": hunyuan_moe,
+    "InternLM3ForCausalLM": internlm3,
 }
 
 

@@ -2,7 +2,9 @@
 
 Two spellings are read: the flat one (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and
 the newer `rope_parameters`. Scalings: default, linear (arXiv:2306.15595), llama3 (Llama 3.1),
-yarn (arXiv:2309.00071), longrope (arXiv:2402.13753) and proportional (Gemma 4).
+yarn (arXiv:2309.00071), longrope (arXiv:2402.13753), proportional (Gemma 4), ntk_alpha (Hunyuan)
+and dynamic (InternLM3), which changes nothing up to max_position_embeddings, the most that an
+engine is built for.
 """
 
 import math
@@ -189,6 +191,17 @@ def _default(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]
     return plain, 1.0
 
 
+def _ntk_alpha(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    """The base grows, so that the slowest pair turns about `alpha` times more slowly (Hunyuan)."""
+    dim = scaling.rotary_dim
+    if dim <= 2:
+        raise CheckpointError(
+            f"needs more than {dim} rotary dimensions", field="config.json: rope_parameters.alpha"
+        )
+    base = scaling.theta * scaling.parameters.number("alpha") ** (dim / (dim - 2))
+    return 1.0 / base ** (np.arange(0, dim, 2, dtype=np.float64) / dim), 1.0
+
+
 def _linear(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
     return plain / scaling.parameters.number("factor"), 1.0
 
@@ -268,6 +281,8 @@ def _proportional(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, f
 
 _SCALINGS: Mapping[str, Callable[[Frequencies, _Scaling], tuple[Frequencies, float]]] = {
     "default": _default,
+    "dynamic": _default,
+    "ntk_alpha": _ntk_alpha,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

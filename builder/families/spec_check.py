@@ -161,6 +161,8 @@ class _Check:
                 self.fail(f"{place}.{name}.centered", "is True, and q, k and v have RMS norms only")
             if norm is not None and spec.q.interleaved is not None:
                 self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
+        if spec.norm_after_rope and spec.qk_norm == "row":
+            self.fail(f"{place}.norm_after_rope", "is True, and norms over all heads are before it")
         if spec.k is not None and spec.v is None and spec.k.interleaved is not None:
             self.fail(f"{place}.v", "is None, and interleaved heads are reordered")
         self._pairs(place, spec)

@@ -1,7 +1,7 @@
 """Fuses per-head norms, rotary embedding and the KV write into one pass over q, k and v; of layers
 that read another layer's cache, norm and rotary embedding of q."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import (
@@ -33,6 +33,7 @@ class _Rotated:
     rotary_dim: int
     norm: Tensor | None = None
     eps: float = 0.0
+    norm_after: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,13 @@ class _Scale:
 def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
     """Fuse each layer's q/k/v norm, rope and KV write.
 
-    Rule: with r(x) = RotaryEmbedding(x) or RotaryEmbedding(RMSNormalization(x)), and n(x) = x or
-    RMSNormalization(x), between any reshapes and casts,
+    Rule: with r(x) = RotaryEmbedding(x), RotaryEmbedding(RMSNormalization(x)) or
+    RMSNormalization(RotaryEmbedding(x)), and n(x) = x or RMSNormalization(x), between any reshapes
+    and casts,
         kv_write(r(k), n(v), pool, slots), paged_attention(r(q), pool_out, ...)
         -> rope_kv_write(q, k, v, positions, slots, ..., pool), paged_attention(q_out, pool_out)
-    where both rotations share positions and tables, norms have one epsilon, and no result is read
-    elsewhere. r(q) may be multiplied by Gather(q_scale, positions).
+    where both rotations share positions, tables and the place of the norm, norms have one epsilon,
+    and no result is read elsewhere. r(q) may be multiplied by Gather(q_scale, positions).
 
     Of several attentions that read pool_out the first one is of the layer that wrote it. Of others:
         paged_attention(r(q), pool_out, ...) -> paged_attention(rope(q, positions, ...), pool_out)
@@ -96,7 +98,7 @@ def _match_values(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Values:
     if norm is None or not _is_head_norm(norm, head_dim):
         return _Values(_source(rewriter, tensor))
     weight = rewriter.as_type(norm.inputs[1], "f32")
-    return _Values(_source(rewriter, norm.inputs[0]), weight, norm.attrs.get("epsilon", 1e-5))
+    return _Values(_source(rewriter, norm.inputs[0]), weight, _epsilon(norm))
 
 
 def _match_scale(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, _Scale | None]:
@@ -113,6 +115,17 @@ def _match_scale(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, _Scale | N
 
 
 def _match_rotated(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotated | None:
+    after = _producer_through(rewriter, tensor, "RMSNormalization")
+    if after is not None and _is_head_norm(after, head_dim):
+        before = _match_rope(rewriter, after.inputs[0], head_dim)
+        if before is None or before.norm is not None:
+            return None
+        weight = rewriter.as_type(after.inputs[1], "f32")
+        return replace(before, norm=weight, eps=_epsilon(after), norm_after=True)
+    return _match_rope(rewriter, tensor, head_dim)
+
+
+def _match_rope(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotated | None:
     rope = _producer_through(rewriter, tensor, "RotaryEmbedding")
     if rope is None or len(rope.inputs) < 4 or rope.attrs.get("interleaved", 0):
         return None
@@ -135,8 +148,12 @@ def _match_rotated(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotate
         num_heads=num_heads,
         rotary_dim=rope.attrs.get("rotary_embedding_dim", 0) or head_dim,
         norm=rewriter.as_type(norm.inputs[1], "f32") if norm is not None else None,
-        eps=norm.attrs.get("epsilon", 1e-5) if norm is not None else 0.0,
+        eps=_epsilon(norm) if norm is not None else 0.0,
     )
+
+
+def _epsilon(norm: Node) -> float:
+    return float(norm.attrs.get("epsilon", 1e-5))
 
 
 def _is_head_norm(norm: Node, head_dim: int) -> bool:
@@ -169,6 +186,7 @@ def _share_tables(q: _Rotated, k: _Rotated) -> bool:
         and q.cos is k.cos
         and q.sin is k.sin
         and q.rotary_dim == k.rotary_dim
+        and q.norm_after == k.norm_after
         and dtype_of(q.source) == dtype_of(k.source)
     )
 
@@ -214,6 +232,7 @@ def _fuse(
             "head_dim": write.attrs["head_dim"],
             "rotary_dim": q.rotary_dim,
             "eps": q.eps or k.eps or v.eps,
+            "norm_after": int(q.norm_after),
         },
     )
     rewriter.set_input(attention, "q", q_out)
@@ -237,6 +256,7 @@ def _fuse_queries(rewriter: Rewriter, attention: Node, q: _Rotated) -> None:
             "head_dim": attention.attrs["head_dim"],
             "rotary_dim": q.rotary_dim,
             "eps": q.eps,
+            "norm_after": int(q.norm_after),
         },
     )
     rewriter.set_input(attention, "q", q_out)

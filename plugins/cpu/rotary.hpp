@@ -38,4 +38,18 @@ void rotate_head(T* head, const float* cos, const float* sin) {
   });
 }
 
+// out[0..head_dim) = the head x, normalised before or after it is rotated.
+template <class C, class Norm, class T>
+void normed_and_rotated(T* out, const T* x, const float* weight, const float* cos, const float* sin) {
+  if constexpr (C::norm_after != 0) {
+    T rotated[C::head_dim];
+    std::memcpy(rotated, x, sizeof rotated);
+    rotate_head<C>(rotated, cos, sin);
+    normed_head<C, Norm>(out, rotated, weight);
+  } else {
+    normed_head<C, Norm>(out, x, weight);
+    rotate_head<C>(out, cos, sin);
+  }
+}
+
 }  // namespace trtc::detail

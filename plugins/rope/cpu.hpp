@@ -1,4 +1,4 @@
-// out = rope(norm(q)).
+// out = rope(norm(q)), or norm(rope(q)).
 #pragma once
 
 #include "cpu/context.hpp"
@@ -25,8 +25,8 @@ void rope(Context& ctx, const rope_args& a) {
       const float* sin = a.sin.row<const float>(positions[row]);
       for (std::int64_t head = 0; head < C::num_heads; ++head) {
         T* rotated = a.out.row<T>(row) + head * C::head_dim;
-        detail::normed_head<C, typename C::q_norm_t>(rotated, a.q.row<const T>(row) + head * C::head_dim, q_norm);
-        detail::rotate_head<C>(rotated, cos, sin);
+        const T* source = a.q.row<const T>(row) + head * C::head_dim;
+        detail::normed_and_rotated<C, typename C::q_norm_t>(rotated, source, q_norm, cos, sin);
       }
     }
   });

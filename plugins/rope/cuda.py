@@ -34,6 +34,7 @@ def rope(
     HEADS: tl.constexpr,
     HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """HALF: of the rotated columns, which come first."""
@@ -64,6 +65,7 @@ def rope(
             EPS,
             HALF_PAD,
             REST_PAD,
+            NORM_AFTER,
         )
 
 
@@ -93,6 +95,7 @@ def _launch(site: Site) -> Launch:
             "HEADS": heads,
             "HALF_PAD": power_of_two(rotary_dim // 2),
             "REST_PAD": power_of_two(rest) if rest else 0,
+            "NORM_AFTER": int(site.attributes["norm_after"]),
         },
         programs=Extent(site.rows, times=-(-num_heads // heads)),
         num_warps=_NUM_WARPS,

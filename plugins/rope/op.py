@@ -19,6 +19,8 @@ ROPE = FusedOp(
         Attribute("head_dim", "int"),
         Attribute("rotary_dim", "int"),
         Attribute("eps", "float", default=0.0),
+        # 1: heads of q and k are normalised after they were rotated (Hunyuan).
+        Attribute("norm_after", "int", default=0),
     ),
     reference=reference,
     # As of rope_kv_write.

@@ -19,16 +19,26 @@ def reference(
     head_dim: int,
     rotary_dim: int,
     eps: float,
+    norm_after: int,
 ) -> tuple[Array]:
-    """Return q with every head normalised, and pairs (i, i + rotary_dim / 2) of it turned."""
+    """Return q with every head normalised, before or after pairs (i, i + rotary_dim / 2) of it are
+    turned."""
     through, half = str(q.dtype), rotary_dim // 2
-    heads = q.astype(np.float32).reshape(-1, num_heads, head_dim)
-    if q_norm is not None:
+
+    def normed(heads: Array) -> Array:
+        if q_norm is None:
+            return heads
         mean_square = np.mean(heads * heads, axis=-1, keepdims=True)
-        normed = heads / np.sqrt(mean_square + np.float32(eps)) * q_norm.astype(np.float32)
-        heads = cast(normed, through).astype(np.float32)
+        scaled = heads / np.sqrt(mean_square + np.float32(eps)) * q_norm.astype(np.float32)
+        return cast(scaled, through).astype(np.float32)
+
+    heads: Array = q.astype(np.float32).reshape(-1, num_heads, head_dim)
+    if not norm_after:
+        heads = normed(heads)
     c = cos[positions][:, None, :].astype(np.float32)
     s = sin[positions][:, None, :].astype(np.float32)
     first, second, rest = np.split(heads, (half, rotary_dim), axis=-1)
     out = np.concatenate((first * c - second * s, second * c + first * s, rest), axis=-1)
+    if norm_after:
+        out = normed(cast(out, through).astype(np.float32))
     return (cast(out, through).reshape(q.shape),)

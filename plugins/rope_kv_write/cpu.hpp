@@ -1,4 +1,4 @@
-// q_out = rope(norm(q)) * q_scale; pool[slots] = (rope(norm(k)) / k_scale, norm(v) / v_scale).
+// q_out = rope(norm(q)) * q_scale, or norm(rope(q)); pool[slots] = (rope(norm(k)) / k_scale, norm(v) / v_scale).
 #pragma once
 
 #include "cpu/context.hpp"
@@ -32,8 +32,8 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
       const float* sin = a.sin.row<const float>(positions[row]);
       for (std::int64_t head = 0; head < C::num_heads; ++head) {
         T* out = a.q_out.row<T>(row) + head * C::head_dim;
-        detail::normed_head<C, typename C::q_norm_t>(out, a.q.row<const T>(row) + head * C::head_dim, q_norm);
-        detail::rotate_head<C>(out, cos, sin);
+        const T* source = a.q.row<const T>(row) + head * C::head_dim;
+        detail::normed_and_rotated<C, typename C::q_norm_t>(out, source, q_norm, cos, sin);
         if constexpr (!std::is_same_v<typename C::q_scale_t, none>) {
           const float scale = static_cast<const float*>(a.q_scale.data)[positions[row]];
           for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(out + i, load(out + i, n) * scale, n); });
@@ -42,8 +42,8 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
       auto* keys = slot_in_pool<C>(pool, Half::keys, slots[row]);
       for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {
         T rotated[C::head_dim];
-        detail::normed_head<C, typename C::k_norm_t>(rotated, a.k.row<const T>(row) + head * C::head_dim, k_norm);
-        detail::rotate_head<C>(rotated, cos, sin);
+        const T* source = a.k.row<const T>(row) + head * C::head_dim;
+        detail::normed_and_rotated<C, typename C::k_norm_t>(rotated, source, k_norm, cos, sin);
         write_to_pool<typename C::k_scale_t>(keys + head * C::head_dim, rotated, C::head_dim, a.k_scale.scalar());
       }
       auto* values = slot_in_pool<C>(pool, Half::values, slots[row]);

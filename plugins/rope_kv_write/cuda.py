@@ -49,6 +49,7 @@ def rope_kv_write(
     HEADS: tl.constexpr,
     HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -89,6 +90,7 @@ def rope_kv_write(
                 EPS,
                 HALF_PAD,
                 REST_PAD,
+                NORM_AFTER,
             )
         elif part < Q_PARTS + KV_PARTS:
             head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
@@ -107,6 +109,7 @@ def rope_kv_write(
                 EPS,
                 HALF_PAD,
                 REST_PAD,
+                NORM_AFTER,
             )
         else:
             head = (part - Q_PARTS - KV_PARTS) * HEADS + tl.arange(0, HEADS)
@@ -160,6 +163,7 @@ def _launch(site: Site, tile: int) -> Launch:
             "HEADS": heads,
             "HALF_PAD": power_of_two(rotary_dim // 2),
             "REST_PAD": power_of_two(rest) if rest else 0,
+            "NORM_AFTER": int(site.attributes["norm_after"]),
             "HEAD_PAD": head_pad,
         },
         programs=Extent(site.rows, times=parts),

@@ -6,7 +6,7 @@ from trtc.plugins.rope_kv_write.reference import reference
 
 ROPE_KV_WRITE = FusedOp(
     name="rope_kv_write",
-    summary="q_out = rope(norm(q)) * q_scale; "
+    summary="q_out = rope(norm(q)) * q_scale, or norm(rope(q)); "
     "pool[slots] = (rope(norm(k)) / k_scale, norm(v) / v_scale)",
     inputs=(
         Parameter("q", ("M", "num_heads*head_dim"), ("f32", "bf16")),
@@ -34,6 +34,8 @@ ROPE_KV_WRITE = FusedOp(
         Attribute("head_dim", "int"),
         Attribute("rotary_dim", "int"),
         Attribute("eps", "float", default=0.0),
+        # 1: heads of q and k are normalised after they were rotated (Hunyuan).
+        Attribute("norm_after", "int", default=0),
     ),
     reference=reference,
     # The norm may round the other way, and the rotation can cancel: ulps of the larger operand.

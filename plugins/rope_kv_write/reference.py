@@ -29,6 +29,7 @@ def reference(
     head_dim: int,
     rotary_dim: int,
     eps: float,
+    norm_after: int,
 ) -> tuple[Array, Array]:
     """Return (rotated q, scaled by its position; a copy of the pool with the rotated k and the
     normalised v at `slots`)."""
@@ -43,13 +44,13 @@ def reference(
         return cast(heads, through).astype(np.float32)
 
     def rotated(x: Array, num: int, norm: Array | None) -> Array:
-        heads = normed(x, num, norm)
+        heads = normed(x, num, None if norm_after else norm)
         half = rotary_dim // 2
         c = cos[positions][:, None, :].astype(np.float32)
         s = sin[positions][:, None, :].astype(np.float32)
         first, second, rest = np.split(heads, (half, rotary_dim), axis=-1)
         out = np.concatenate((first * c - second * s, second * c + first * s, rest), axis=-1)
-        return cast(out, through)
+        return cast(normed(cast(out, through), num, norm if norm_after else None), through)
 
     written = pool.copy()
     pages, offsets = np.divmod(slots, pool.shape[2])

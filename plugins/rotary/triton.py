@@ -8,6 +8,15 @@ from trtc.plugins.gpu.triton import quantized
 
 
 @triton.jit
+def turned(first, second, cosines, sines):
+    """Halves of some heads, by the angles of a row."""
+    return (
+        first * cosines[None, :] - second * sines[None, :],
+        second * cosines[None, :] + first * sines[None, :],
+    )
+
+
+@triton.jit
 def rotate_heads(
     source,
     target,
@@ -23,10 +32,11 @@ def rotate_heads(
     EPS: tl.constexpr,
     HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
 ):
     """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
-    head of the row begins; `norm`, `factor` and `scale` may be None. `factor` multiplies the result
-    before it is divided by `scale`."""
+    head of the row begins; `norm`, `factor` and `scale` may be None. NORM_AFTER: the rotation comes
+    first. `factor` multiplies the result before it is divided by `scale`."""
     THROUGH: tl.constexpr = source.dtype.element_ty
     OUT: tl.constexpr = target.dtype.element_ty
     column = tl.arange(0, HALF_PAD)
@@ -42,6 +52,10 @@ def rotate_heads(
         at_rest = head[:, None] * HEAD_DIM + 2 * HALF + more[None, :]
         inside_rest = (head < NUM_HEADS)[:, None] & in_rest[None, :]
         rest = tl.load(source + at_rest, mask=inside_rest, other=0.0).to(tl.float32)
+    if NORM_AFTER:
+        first, second = turned(first, second, cosines, sines)
+        first = first.to(THROUGH).to(tl.float32)
+        second = second.to(THROUGH).to(tl.float32)
     if norm is not None:
         squares = tl.sum(first * first + second * second, 1)
         if REST_PAD > 0:
@@ -54,14 +68,14 @@ def rotate_heads(
         if REST_PAD > 0:
             by_rest = tl.load(norm + 2 * HALF + more, mask=in_rest, other=0.0)[None, :]
             rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
-    new_first = first * cosines[None, :] - second * sines[None, :]
-    new_second = second * cosines[None, :] + first * sines[None, :]
+    if not NORM_AFTER:
+        first, second = turned(first, second, cosines, sines)
     if factor is not None:
-        new_first = new_first.to(THROUGH).to(tl.float32) * factor
-        new_second = new_second.to(THROUGH).to(tl.float32) * factor
+        first = first.to(THROUGH).to(tl.float32) * factor
+        second = second.to(THROUGH).to(tl.float32) * factor
         if REST_PAD > 0:
             rest = rest * factor
-    tl.store(target + at, quantized(new_first, None, by, THROUGH, OUT), mask=inside)
-    tl.store(target + at + HALF, quantized(new_second, None, by, THROUGH, OUT), mask=inside)
+    tl.store(target + at, quantized(first, None, by, THROUGH, OUT), mask=inside)
+    tl.store(target + at + HALF, quantized(second, None, by, THROUGH, OUT), mask=inside)
     if REST_PAD > 0:
         tl.store(target + at_rest, quantized(rest, None, by, THROUGH, OUT), mask=inside_rest)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.support.evaluate import PAGE_SIZE, stepper
 from tests.support.models import (
     FAMILIES,
     LATENT_YARN,
+    MAX_SEQ_LEN,
     WINDOW,
     architecture_of,
     random_prompt,
@@ -265,6 +267,8 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("stablelm", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
         ("nemotron", {"norm_eps": 1e-1}),
         ("lfm2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("hunyuan_dense", {"rope_parameters": {"rope_type": "default"}}),
+        ("hunyuan_moe", {"moe_topk": 2}),
     ],
 )
 def test_leaving_a_feature_out_changes_the_logits(
@@ -537,6 +541,35 @@ def test_experts_of_a_layer_may_lie_in_two_tensors(tmp_path: Path) -> None:
     assert source.calibrated_spec.layers[1] == source.spec.layers[1]
 
 
+def test_a_dynamic_rotary_embedding_is_the_plain_one_within_max_position_embeddings() -> None:
+    """Which an engine's sequences never leave."""
+    plain = {"rope_type": "default", "rope_theta": 500.0}
+    dynamic = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 6.0}
+    specs = [
+        decoder_spec(config_of("llama", rope_parameters=rope), MAX_SEQ_LEN)
+        for rope in (plain, dynamic)
+    ]
+    assert specs[0] == specs[1]
+    computed, _ = ROPE_INIT_FUNCTIONS["dynamic"](
+        tiny_config("llama", rope_parameters=dynamic), seq_len=MAX_SEQ_LEN
+    )
+    np.testing.assert_allclose(specs[1].layers[0].attention.rope.inv_freq, computed, rtol=1e-6)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_internlm3_is_llama_with_biases_of_its_own(older: bool) -> None:
+    """Published configs have `qkv_bias` and `bias`; Transformers saves Llama's names of them."""
+    names = ("qkv_bias", "bias") if older else ("attention_bias", "mlp_bias")
+    absent: dict[str, Any] = {"attention_bias": ..., "mlp_bias": ...}
+    fields: dict[str, Any] = {**absent, **dict.fromkeys(names, True)}
+    fields["architectures"] = ["InternLM3ForCausalLM"]
+    found = decoder_spec(config_of("llama_biased", head_dim=32, **fields), 64)
+    biased = {"attention_bias": True, "mlp_bias": True}
+    llama = decoder_spec(config_of("llama_biased", head_dim=32, **biased), 64)
+    assert found.layers == llama.layers
+    assert all(linear.has_bias for linear in found.linears)
+
+
 def test_what_older_configs_of_exaone4_and_smollm3_leave_out() -> None:
     """The pattern says which layers have windows, the interval which have a rotary embedding."""
     exaone4 = config_of("exaone4")
@@ -595,7 +628,7 @@ def test_several_end_tokens() -> None:
 
 GEMMA4_HEADS = {"2": {"head_dim": 32}, "5": {"head_dim": 64}}
 GEMMA4_MLPS = {"2": {"intermediate_size": 32}}
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+NO_ALPHA = {"rope_type": "dynamic", "factor": 1.0, "alpha": "much"}
 LLAMA3_REVERSED = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -640,7 +673,15 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("llama", {"rms_norm_eps": "small"}, CheckpointError, "rms_norm_eps: is 'small'"),
         ("llama", {"attention_bias": 1}, CheckpointError, "attention_bias: is 1"),
         ("llama", {"eos_token_id": "two"}, CheckpointError, "eos_token_id"),
-        ("llama", {"rope_parameters": DYNAMIC}, UnsupportedError, "'dynamic'"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral"}}, UnsupportedError, "'spiral'"),
+        ("hunyuan_dense", {"use_cla": True}, UnsupportedError, "use_cla: True"),
+        ("hunyuan_dense", {"use_qk_norm": False}, UnsupportedError, "use_qk_norm: False"),
+        ("hunyuan_dense", {"rope_parameters": NO_ALPHA}, CheckpointError, "alpha: is 'much'"),
+        ("hunyuan_moe", {"moe_topk": [7, 1]}, CheckpointError, "is 7, and there are 6 experts"),
+        ("hunyuan_moe", {"moe_topk": [1]}, CheckpointError, "1 values, and there is a layer 1"),
+        ("hunyuan_moe", {"moe_layer_num_skipped": 1}, UnsupportedError, "num_skipped: 1"),
+        ("hunyuan_moe", {"num_shared_expert": [1, 2]}, UnsupportedError, "shared_expert: 2"),
+        ("hunyuan_moe", {"moe_intermediate_size": 64}, UnsupportedError, "size: 64"),
         ("llama", {"rope_parameters": {"type": "linear"}}, CheckpointError, "factor: is missing"),
         ("llama", {"rope_parameters": {"full_attention": {}}}, UnsupportedError, "by layer type"),
         ("llama", {"rope_parameters": [1]}, CheckpointError, "not an object"),
@@ -796,7 +837,8 @@ def test_an_unknown_architecture_names_the_nearest() -> None:
 
 
 def test_every_architecture_has_a_tiny_checkpoint() -> None:
-    """Those for conditional generation wrap text models that have one."""
+    """Those for conditional generation wrap text models that have one; another name has the graph
+    of one."""
     tested = {architecture_of(family) for family in FAMILIES}
     wrappers = {
         "Gemma3ForConditionalGeneration",
@@ -808,7 +850,8 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     }
-    assert set(ARCHITECTURES) - wrappers <= tested
+    other_names = {"InternLM3ForCausalLM"}
+    assert set(ARCHITECTURES) - wrappers - other_names <= tested
 
 
 def test_the_heads_of_every_layer_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,7 @@ def at(place: str, value: Any) -> Change:
         ("cohere", "layers[0].mixer.k.interleaved", None, "is not that of q"),
         ("cohere", "layers[0].mixer.rope", NO_ROPE, "is 16, and rope makes it 2"),
         ("qwen3", "layers[0].mixer.q_norm.centered", True, "RMS norms only"),
+        ("olmo2", "layers[0].mixer.norm_after_rope", True, "norms over all heads are before"),
         ("mixtral", "layers[0].mlp.router.top_k", 5, "is 5, not from 1 to 4"),
         ("mixtral", "layers[0].mlp.router.num_groups", 3, "3 does not divide the 4 experts"),
         ("mixtral", "layers[0].mlp.router.num_groups", 4, "a group of one expert has no top2_sum"),

@@ -59,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
     },
     "nemotron": {},
+    "hunyuan_dense": {"num_hidden_layers": 1},
     "gpt_oss": {"num_hidden_layers": 2, "sliding_window": 8},
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
@@ -83,8 +84,8 @@ side in the pool; one with delta nets, whose layers have two states, and a gate 
 one with norms after a layer's parts and over all heads, one with sinks and biased experts, one with
 LayerNorm and squared ReLU without a gate, one with attention and MLP side by side, one with queries
 scaled by their position, one with latent attention before experts, one with Mamba-2 layers, one
-whose layers are of one part each, with latent experts that have no gate, and one with layers that
-have no rotary embedding."""
+whose layers are of one part each, with latent experts that have no gate, one with norms of q and k
+after rope, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

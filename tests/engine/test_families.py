@@ -44,6 +44,7 @@ FAMILIES = (
     "mistral4",
     "gpt_oss",
     "granite_moe_hybrid",
+    "hunyuan_moe",
     "nemotron_h",
     "nemotron_h_moe",
 )

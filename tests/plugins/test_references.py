@@ -102,6 +102,7 @@ def test_rotation_turns_pairs_by_their_angles(rng):
     q_out, pool_out = REGISTRY["rope_kv_write"].reference(
         x, x, x, positions, slots, cos, sin, None, None, None, None, None, None, pool,
         num_heads=heads, num_kv_heads=heads, head_dim=head_dim, rotary_dim=rotary, eps=0.0,
+        norm_after=0,
     )  # fmt: skip
     by_head = x.reshape(tokens, heads, head_dim)
     pairs = by_head[..., :4] + 1j * by_head[..., 4:8]

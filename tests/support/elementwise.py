@@ -143,11 +143,19 @@ def layer_inputs(rng: np.random.Generator, dtype: str, width: int) -> KernelCall
     )
 
 
-def rope(rng: np.random.Generator, dtype: str, head_dim: int, rotary_dim: int) -> KernelCall:
+def rope(
+    rng: np.random.Generator, dtype: str, head_dim: int, rotary_dim: int, norm_after: int = 0
+) -> KernelCall:
     angles = np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2)).astype(np.float32)
     return KernelCall(
         REGISTRY["rope"],
-        {"num_heads": 3, "head_dim": head_dim, "rotary_dim": rotary_dim, "eps": 1e-6},
+        {
+            "num_heads": 3,
+            "head_dim": head_dim,
+            "rotary_dim": rotary_dim,
+            "eps": 1e-6,
+            "norm_after": norm_after,
+        },
         {
             "q": random_array(rng, ROWS, 3 * head_dim, dtype=dtype),
             "positions": rng.integers(0, 40, ROWS).astype(np.int32),
@@ -214,7 +222,7 @@ def grid() -> list[KernelCall]:
             calls += movers(rng, dtype, width)
     for dtype in ("f32", "bf16"):
         calls += [layer_inputs(rng, dtype, UNEVEN), rope(rng, dtype, 24, 16)]
-        calls.append(rope(rng, dtype, 64, 64))
+        calls += [rope(rng, dtype, 64, 64), rope(rng, dtype, 24, 16, norm_after=1)]
     return calls
 
 

@@ -479,6 +479,18 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "helium": ("HeliumConfig", {"head_dim": 16}),
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32, "attention_out_bias": True}),
+    "hunyuan_dense": (
+        "HunYuanDenseV1Config",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0},
+        },
+    ),
+    "hunyuan_moe": (
+        "HunYuanMoEV1Config",
+        {"head_dim": 32, "num_experts": 6, "moe_topk": [2, 3], "intermediate_size": 32},
+    ),
     "cohere": ("CohereConfig", {"logit_scale": 0.3, "attention_bias": True}),
     "cohere2": (
         "Cohere2Config",

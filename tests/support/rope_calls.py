@@ -22,6 +22,7 @@ def rope_call(
     page_size: int = 8,
     scaled: bool = False,
     normed_values: bool = False,
+    norm_after: bool = False,
 ) -> KernelCall:
     """q, k and v are columns of one matrix, as a fused linear leaves them."""
     columns = np.cumsum([0, HEADS * head_dim, KV_HEADS * head_dim, KV_HEADS * head_dim])
@@ -52,6 +53,7 @@ def rope_call(
         "head_dim": head_dim,
         "rotary_dim": rotary_dim,
         "eps": 1e-6,
+        "norm_after": int(norm_after),
     }
     return KernelCall(REGISTRY["rope_kv_write"], attributes, inputs)
 
@@ -68,6 +70,8 @@ def grid() -> list[KernelCall]:
         rope_call(rng, "bf16", "f8e4m3", 512, 512, normed=True, normed_values=True),
         rope_call(rng, "bf16", "f8e4m3", 64, 64, normed=False),
         rope_call(rng, "bf16", "f8e4m3", 16, 4, normed=True),
+        rope_call(rng, "f32", "f32", 24, 16, normed=True, norm_after=True),
+        rope_call(rng, "bf16", "bf16", 64, 64, normed=True, scaled=True, norm_after=True),
     ]
 
 

@@ -62,6 +62,8 @@ class Side:
 
     norm: Literal["heads", "rows", "computed", "none"] = "heads"
     eps: float = 1e-5
+    after: bool = False
+    """The norm comes after the rotation."""
     rope: bool = True
     cos: str = "cos"
     sin: str = "sin"
@@ -118,7 +120,7 @@ class Attention(Hand):
 
     def _side(self, name: str, x: Value, heads: int, side: Side) -> Value:
         width = heads * HEAD_DIM
-        if side.norm != "none":
+        if side.norm != "none" and not side.after:
             x = self._norm(name, x, heads, side)
         if not side.rope:
             return x
@@ -148,6 +150,8 @@ class Attention(Hand):
         )
         if not side.by_heads:
             flat_rows = self.node("Squeeze", f"{name}.x", [turned, row], "T", width)
+            if side.after:
+                flat_rows = self._norm(name, flat_rows, heads, side)
             return self._scaled(name, flat_rows, width, side)
         flat = self.constant(f"{name}.flat_shape", [-1, width], "i64")
         return self.node("Reshape", f"{name}.x", [turned, flat], "T", width)
@@ -194,7 +198,7 @@ class Attention(Hand):
         return self.run(module, **values, page_table=np.array([[1]], np.int32))
 
 
-PLAIN, BARE = Side(), Side(norm="none")
+PLAIN, BARE, AFTER = Side(), Side(norm="none"), Side(after=True)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +211,7 @@ PLAIN, BARE = Side(), Side(norm="none")
         (Side(rotary_dim=0), PLAIN, HEAD_DIM, {"q_norm", "k_norm"}),
         (Side(rotary_dim=0), Side(rotary_dim=0), HEAD_DIM, {"q_norm", "k_norm"}),
         (Side(rotary_dim=4), Side(rotary_dim=4), 4, {"q_norm", "k_norm"}),
+        (AFTER, AFTER, HEAD_DIM, {"q_norm", "k_norm"}),
     ],
 )
 def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms: set[str]) -> None:
@@ -215,6 +220,7 @@ def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms
     assert changed and ops(fused) == {"trtc.rope_kv_write": 1, "trtc.paged_attention": 1}
     (node,) = nodes(fused, "rope_kv_write")
     assert attributes(node)["rotary_dim"] == rotary_dim
+    assert attributes(node)["norm_after"] == int(q.after)
     assert {name for name in given(node) if "norm" in name} == norms
     expected, found = attention.outputs(attention.whole), attention.outputs(fused)
     for before, after in zip(expected, found, strict=True):
@@ -233,6 +239,7 @@ def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms
         Side(rope=False),
         Side(norm="computed"),
         Side(by_heads=True, norm="none"),
+        AFTER,
     ],
     ids=str,
 )
