@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,10 +10,10 @@ from rich.text import Text
 
 from trtc.builder.report_formats import counted_formats, format_map
 from trtc.builder.report_frontier import FrontierPoint, frontier_plot
+from trtc.builder.report_page import Card, page_html, section
 from trtc.builder.report_plot import (
     DARK_RAMP,
     KINDS,
-    LIGHT_RAMP,
     SHADES,
     byte_bars,
     find_sites,
@@ -40,7 +39,6 @@ from trtc.protos.record import Record, record_json
 from trtc.protos.units import count, size, split_size
 from trtc.quant.calibrate import CalibrationFacts
 
-_TEMPLATE = Path(__file__).parent / "report.html"
 _VERDICTS = (
     (0.01, "hardly distinguishable from the original"),
     (0.05, "close to the original"),
@@ -127,27 +125,16 @@ def write_report(report: Report, engine: Path) -> None:
 def report_html(report: Report) -> str:
     """One page without scripts or outside assets."""
     model = report.model
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(f"{model.name} in {report.scheme.name}"),
-        model=escape(model.name),
-        subtitle=escape(
-            f"{model.architecture}, {count(model.num_parameters)} parameters in "
-            f"{model.num_layers} layers"
-        ),
-        chips="".join(f"<li>{name} <b>{escape(value)}</b></li>" for name, value in _chips(report)),
-        figures=_figures(report),
-        sections="\n".join(_sections(report)),
-        version=escape(report.trtc_version),
-        light_ramp=_ramp_variables(LIGHT_RAMP),
-        dark_ramp=_ramp_variables(DARK_RAMP),
-        ramp_classes="\n".join(
-            f".s{step} {{ fill: var(--s{step}); }}" for step in range(len(ramp(LIGHT_RAMP)))
-        ),
+    return page_html(
+        title=f"{model.name} in {report.scheme.name}",
+        heading=model.name,
+        subtitle=f"{model.architecture}, {count(model.num_parameters)} parameters in "
+        f"{model.num_layers} layers",
+        chips=_chips(report),
+        cards=[*_accuracy_cards(report.accuracy), _size_card(report)],
+        sections=_sections(report),
+        footer=f"Written by trtc {report.trtc_version}. Everything on this page is in report.json.",
     )
-
-
-def _ramp_variables(stops: Sequence[str]) -> str:
-    return " ".join(f"--s{step}: {colour};" for step, colour in enumerate(ramp(stops)))
 
 
 def _chips(report: Report) -> list[tuple[str, str]]:
@@ -165,20 +152,8 @@ def _chips(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _figures(report: Report) -> str:
-    cards = [*_accuracy_cards(report.accuracy), _size_card(report)]
-    return (
-        '<dl class="figures">'
-        + "".join(
-            f"<div><dt>{name}</dt><dd>{value}</dd><p>{escape(note)}</p></div>"
-            for name, value, note in cards
-        )
-        + "</dl>"
-    )
-
-
-def _accuracy_cards(accuracy: AccuracyFacts | None) -> list[tuple[str, str, str]]:
-    """(name, value as HTML, note) of what was measured."""
+def _accuracy_cards(accuracy: AccuracyFacts | None) -> list[Card]:
+    """Of what was measured."""
     if accuracy is None:
         missing = "not measured by this build"
         return [(name, "&ndash;", missing) for name in (*_COMPARED, "Perplexity")]
@@ -209,7 +184,7 @@ def verdict(kl: float) -> str:
     return next((words for limit, words in _VERDICTS if kl < limit), "far from the original")
 
 
-def _size_card(report: Report) -> tuple[str, str, str]:
+def _size_card(report: Report) -> Card:
     value, unit = split_size(_weights_bytes(report))
     return ("Weights", f"{value} <small>{unit}</small>", _beside_bf16(report))
 
@@ -238,7 +213,7 @@ def _sections(report: Report) -> list[str]:
     layers = report.accuracy.layers if report.accuracy is not None else ()
     if report.frontier:
         sections.append(
-            _section(
+            section(
                 "What each size would cost",
                 "Divergence in nats a token of the recipes that the search measured, of the "
                 "weights alone, by bits a weight of the linears. The large point was chosen.",
@@ -247,7 +222,7 @@ def _sections(report: Report) -> list[str]:
         )
     if report.scheme.formats:
         sections.append(
-            _section(
+            section(
                 "What each site is stored in",
                 "The recipe's format of every site: linears that are one matrix in the engine. "
                 "Narrow formats have the most ink. recipe.json repeats it.",
@@ -256,7 +231,7 @@ def _sections(report: Report) -> list[str]:
         )
     if find_sites(layers):
         sections.append(
-            _section(
+            section(
                 "What it cost, layer by layer",
                 "Signal to quantisation noise at the output of every quantised linear, on held-out "
                 "text. Ink is noise: what quantisation left alone melts into the page. Shades mean "
@@ -266,7 +241,7 @@ def _sections(report: Report) -> list[str]:
         )
     if layers:
         sections.append(
-            _section(
+            section(
                 "Where it hurts most",
                 f"The noisiest linears. {_keep_advice(layers)} leaves the first unquantised.",
                 worst_strip(layers),
@@ -280,13 +255,6 @@ def _sections(report: Report) -> list[str]:
 def _keep_advice(layers: Sequence[LayerError]) -> str:
     worst = min(layers, key=lambda layer: (layer.sqnr_db, layer.layer))
     return f"--keep '{worst.layer}=bf16'"
-
-
-def _section(title: str, introduction: str, figure: str) -> str:
-    return (
-        f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(introduction)}</p>\n"
-        f"<figure>{figure}</figure>\n</section>"
-    )
 
 
 def _ledger_section(report: Report) -> str:
@@ -304,7 +272,7 @@ def _ledger_section(report: Report) -> str:
     ]
     bf16 = _bf16_bytes(report) // ranks
     each = f"On each of the {ranks} GPUs. " if ranks > 1 else ""
-    return _section(
+    return section(
         "Where the bytes go",
         f"{each}The dashed outline is what the weights would take in bf16 ({size(bf16)}). Every "
         f"sequence takes KV pages of {kv.page_size} tokens as it grows, up to one full context.",

@@ -76,10 +76,10 @@ def measure(
     engine, reference, divergence, agreement, tokens = 0.0, 0.0, 0.0, 0, 0
     references: Iterable[Float32s | None] = reference_logits or (None for _ in token_ids)
     for ids, ours, theirs in zip(token_ids, engine_logits, references, strict=True):
-        _check_shape("engine", ours, ids)
+        check_shape("engine", ours, ids)
         if theirs is not None:
-            _check_shape("reference", theirs, ids, ours.shape[1])
-        for rows in _chunks(len(ids) - 1, ours.shape[1]):
+            check_shape("reference", theirs, ids, ours.shape[1])
+        for rows in row_chunks(len(ids) - 1, ours.shape[1]):
             targets = ids[rows.start + 1 : rows.stop + 1]
             p = log_softmax(ours[rows])
             engine -= _picked(p, targets)
@@ -91,7 +91,7 @@ def measure(
         tokens += len(ids) - 1
     if not tokens:
         raise AccuracyError("has no token to predict", field="text", remedy="Give a longer text")
-    _check_finite(engine=engine, reference=reference, divergence=divergence)
+    check_finite(engine=engine, reference=reference, divergence=divergence)
     if reference_logits is None:
         return Accuracy(tokens, perplexity(engine, tokens))
     return Accuracy(
@@ -131,13 +131,20 @@ def _picked(log_probabilities: Float64s, targets: Int32s) -> float:
     return float(log_probabilities[np.arange(len(targets)), targets].sum())
 
 
-def _chunks(rows: int, vocab_size: int) -> Iterator[slice]:
+def row_chunks(rows: int, vocab_size: int) -> Iterator[slice]:
+    """Rows whose logits are held in float64 at once."""
     step = max(1, _CHUNK_ELEMENTS // vocab_size)
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))
 
 
-def _check_shape(whose: str, logits: Float32s, ids: Int32s, vocab_size: int | None = None) -> None:
+def check_shape(whose: str, logits: Float32s, ids: Int32s, vocab_size: int | None = None) -> None:
+    """Check that logits are [len(ids), vocab_size].
+
+    Raises:
+        AccuracyError: they are of another vocabulary.
+        InvariantError: they are not of these tokens.
+    """
     if logits.ndim != 2 or len(logits) != len(ids):
         raise InvariantError(f"{whose} logits {logits.shape} are not of {len(ids)} tokens")
     if vocab_size is not None and logits.shape[1] != vocab_size:
@@ -148,7 +155,12 @@ def _check_shape(whose: str, logits: Float32s, ids: Int32s, vocab_size: int | No
         )
 
 
-def _check_finite(**sums: float) -> None:
+def check_finite(**sums: float) -> None:
+    """Check sums by name.
+
+    Raises:
+        AccuracyError: one is infinite, or not a number.
+    """
     for name, value in sums.items():
         if not math.isfinite(value):
             raise AccuracyError(

@@ -42,6 +42,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "inspect": Subcommand("Show what an engine is made of."),
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),
+    "compare": Subcommand("Say where two engines of one model part."),
     "generate": Subcommand("Complete a prompt with an engine, in this process.", runs_engines=True),
     "chat": Subcommand("Talk with an engine or a server's model.", runs_engines=True),
     "run": Subcommand("Answer one prompt with an engine or a server's model.", runs_engines=True),

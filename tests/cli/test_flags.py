@@ -35,6 +35,7 @@ FLAGS = {
     "quantize": """
         --model --revision --output --dtype --kv-dtype --calib --keep --recipe --force --json
     """,
+    "compare": "first second --text --max-tokens --threads --page --json",
     "eval": "engine --text --reference --max-tokens --window --threads --json",
     "tune": "engine --dummy-weights --json",
     "package": "engines output --format --name --version --force --json",

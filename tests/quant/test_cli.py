@@ -1,4 +1,4 @@
-"""`trtc quantize` and `trtc eval` as a user types them."""
+"""`trtc quantize`, `trtc eval` and `trtc compare` as a user types them."""
 
 import json
 from collections.abc import Callable
@@ -166,3 +166,57 @@ def test_eval_without_a_tokenizer_takes_token_ids(trtc: Run, tmp_path: Path) -> 
     assert status == 0, err
     # Windows of 64 and 36 tokens, the first of each not predicted.
     assert json.loads(out)["tokens"] == 63 + 35
+
+
+@pytest.fixture(scope="module")
+def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model in fp32, under the same name."""
+    output = tmp_path_factory.mktemp("wide") / "pyllama"
+    request = BuildRequest(
+        str(PYLLAMA), output, dtype="fp32", target="cpu", max_seq_len=256, eval_tokens=0
+    )
+    build(request)
+    return output
+
+
+def test_compare(trtc: Run, engine: Path, wide_engine: Path, tmp_path: Path) -> None:
+    """Beside fp32 an engine is where `trtc eval` says that it is beside the checkpoint."""
+    text, page = text_of(tmp_path / "text.txt", 40), tmp_path / "page.html"
+    arguments = ("compare", wide_engine, engine, "--text", text)
+    status, out, err = trtc(*arguments, "--json", "--page", page)
+    assert status == 0, err
+    found = json.loads(out)
+    _, out, _ = trtc("eval", engine, "--text", text, "--reference", PYLLAMA, "--json")
+    expected = json.loads(out)
+    assert found["tokens"] == expected["tokens"] == sum(one["tokens"] for one in found["bands"])
+    assert found["kl"] == pytest.approx(expected["kl"], rel=0.05)
+    assert found["top1"] == pytest.approx(expected["top1"], abs=0.01)
+    assert found["perplexities"] == pytest.approx(
+        [expected["reference_perplexity"], expected["perplexity"]], rel=1e-3
+    )
+    assert [one["prompt"] for one in found["continuations"]] == list(
+        range(len(found["continuations"]))
+    )
+    shown = page.read_text()
+    assert str(engine) in shown and "By position" in shown and "Where their texts part" in shown
+    assert "<script" not in shown
+
+    status, table, _ = trtc(*arguments, "--max-tokens", "64")
+    assert status == 0 and "63 tokens: KL 0.0" in table and "tokens 32-63" in table
+
+
+def test_compare_of_an_engine_with_itself(trtc: Run, engine: Path) -> None:
+    status, out, _ = trtc("compare", engine, engine, "--max-tokens", "64", "--json")
+    found = json.loads(out)
+    assert (status, found["kl"], found["top1"], found["splits"]) == (0, 0.0, 1.0, [])
+    assert all(one["choices"] is None for one in found["continuations"])
+    status, _, err = trtc("compare", engine, engine, "--page", "/absent/page.html")
+    assert status == 2 and "--page: is in no directory" in err
+
+
+def test_compare_refuses_another_vocabulary(trtc: Run, engine: Path, tmp_path: Path) -> None:
+    source = tiny_checkpoint("llama", tmp_path, "bfloat16")
+    other = tmp_path / "engine"
+    build(BuildRequest(str(source), other, dtype="bf16", target="cpu", max_seq_len=64))
+    status, _, err = trtc("compare", engine, other)
+    assert status == 2 and f"{other}: vocabulary: has" in err and "engines of one model" in err

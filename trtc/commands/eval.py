@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from trtc.commands.measured_text import measured_text
 from trtc.commands.phases import phases
-from trtc.protos.errors import EnvironmentFault, NoTokenizerError, RequestError
-from trtc.protos.manifest import TOKENIZER_DIR, Manifest, read_manifest
+from trtc.protos.errors import EnvironmentFault, RequestError
+from trtc.protos.manifest import Manifest, read_manifest
 from trtc.quant.accuracy import Accuracy, Float32s, Int32s, measure
-from trtc.quant.calibration_text import WINDOW, TokenSet, read_texts
-from trtc.quant.evaluation import text_set
+from trtc.quant.calibration_text import WINDOW, TokenSet
 from trtc.runtime.engine.probe import pages_of_solo, sequence_logits
 from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.base import Executor
@@ -65,7 +65,14 @@ def command(
     predicted from those before it.
     """
     manifest = read_manifest(engine)
-    tokens = _tokens(engine, manifest, text, max_tokens or _MAX_TOKENS, window)
+    tokens = measured_text(
+        engine,
+        manifest,
+        text,
+        max_seq_len=manifest.limits.max_seq_len,
+        max_tokens=max_tokens or _MAX_TOKENS,
+        window=window,
+    )
     if max_tokens is not None and tokens.num_tokens < max_tokens:
         raise RequestError(
             f"asks for {max_tokens} tokens, and the text has {tokens.num_tokens}",
@@ -91,33 +98,6 @@ def command(
         )
         return
     Console().print(_table(accuracy))
-
-
-def _tokens(
-    engine: Path, manifest: Manifest, text: Path | None, max_tokens: int, window: int
-) -> TokenSet:
-    if not manifest.has_tokenizer:
-        holds_ids = text is not None and not any(
-            isinstance(sample, str) for sample in read_texts(text, "--text").samples
-        )
-        if not holds_ids:
-            raise NoTokenizerError(
-                "has no tokenizer to read text with",
-                field=str(engine),
-                remedy='Give --text a .jsonl file whose lines have "token_ids"',
-            )
-    if manifest.limits.max_seq_len < 2:
-        raise RequestError(
-            "takes one token at a time, which predicts nothing", field=f"{engine}: max_seq_len"
-        )
-    return text_set(
-        engine / TOKENIZER_DIR,
-        manifest.model.vocab_size,
-        manifest.limits.max_seq_len,
-        text,
-        max_tokens=max_tokens,
-        window=window,
-    )
 
 
 def _reference(model: str) -> Path:
