@@ -25,14 +25,14 @@ def reference(
     turned."""
     through, half = str(q.dtype), rotary_dim // 2
 
-    def normed(heads: Array) -> Array:
+    def normed(heads: NDArray[np.float32]) -> NDArray[np.float32]:
         if q_norm is None:
             return heads
         mean_square = np.mean(heads * heads, axis=-1, keepdims=True)
         scaled = heads / np.sqrt(mean_square + np.float32(eps)) * q_norm.astype(np.float32)
         return cast(scaled, through).astype(np.float32)
 
-    heads: Array = q.astype(np.float32).reshape(-1, num_heads, head_dim)
+    heads = q.astype(np.float32).reshape(-1, num_heads, head_dim)
     if not norm_after:
         heads = normed(heads)
     c = cos[positions][:, None, :].astype(np.float32)
