@@ -74,7 +74,7 @@ def expert_weights(
             "gate_up_bias": _as(gate_up.biases(), "f32"),
             "down_bias": _as(down.biases(), "f32"),
         },
-        weight_dtype=first.weight.dtype,
+        weight_dtype="iq4" if first.format == "iq4" else first.weight.dtype,
         act_quant=_act_quant(first),
         group_size=first.group_size or 0,
     )

@@ -10,6 +10,7 @@ from trtc.protos.plan import Fill
 _DEPTH = {
     "weight": "K",
     "weight_scale": "K",
+    "scale_unit": "K",
     "gate_up": "H",
     "gate_up_scale": "H",
     "down": "I",
@@ -27,6 +28,7 @@ _RANDOM_BITS_STD = {
     "i8": 73.9,
     "i4": 4.6,
     "u4": 6.5,
+    "iq4": 37.0,
     "f8e4m3": 0.6,
     "f4e2m1": 2.9,
     "bf16": 0.72,
@@ -50,12 +52,17 @@ def dummy_fill(
         if attributes.get("layout") == "compact":
             return Fill(element="compact")
         # Uniform in +-a has the standard deviation a / sqrt(3).
-        element: DTypeName = weight_dtype  # type: ignore[assignment]
+        element: DTypeName = "u4" if weight_dtype == "iq4" else weight_dtype  # type: ignore[assignment]
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter in ("gate_up_scale", "down_scale") and dtype == "u8":
         # E8M0: the power of two that is nearest to one over the size of a sum.
         size = _RANDOM_BITS_STD[str(weight_dtype)] * gain
         return Fill(element="e8m0", center=127.0 - round(math.log2(size)))
+    if parameter == "weight_scale" and dtype == "u8":
+        return Fill(element="u8")
+    if parameter == "scale_unit":
+        # Of scales whose bytes are 0 to 15, which are about 2^-6.4.
+        return Fill(element="f32", center=2**6.4 / (_RANDOM_BITS_STD["iq4"] * gain))
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
     if parameter == "table" and dtype in ("i8", "u8"):

@@ -57,6 +57,7 @@ from trtc.builder.weights import (
     plain_linear,
     source_recipe,
 )
+from trtc.plugins.iq4 import VALUES
 from trtc.plugins.moe.op import MOE
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import UnsupportedError
@@ -876,6 +877,8 @@ class _SourceGraph:
             return self._dequantize_blocks(
                 f"{site}.weight", weight, scale, scale_2, weights.group_size
             )
+        if weights.format == "iq4":
+            weight = self._iq4_values(f"{site}.weight", weight)
         inputs = [weight, scale]
         if weights.zero is not None:
             inputs.append(self._writer.weight(f"{site}.weight_zero", weights.zero))
@@ -896,6 +899,14 @@ class _SourceGraph:
             return dequantized
         scale_2 = self._writer.weight(f"{site}.weight_scale_2", weights.scale_2)
         return self._quantize_dequantize(f"{site}.weight_f8", dequantized, scale_2, "f8e4m3")
+
+    def _iq4_values(self, site: str, codes: Value) -> Value:
+        """The numbers i8 that 4-bit codes stand for."""
+        table = self._writer.constant("iq4_values", np.asarray(VALUES, np.int8), "i8")
+        indices = self._cast(f"{site}_codes", codes, "i32")
+        return self._writer.node(
+            "Gather", f"{site}_values", [table, indices], "i8", codes.shape, axis=0
+        )
 
     def _quantize_dequantize(self, site: str, x: Value, scale: Value, dtype: str) -> Value:
         quantized = self._writer.node(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.compact import compact_scales, pack_compact
+from trtc.plugins.iq4 import scale_codes, scale_units
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.products import e8m0_values
 from trtc.plugins.rounding import cast
@@ -112,6 +113,22 @@ class E8m0Values:
 
     def __call__(self, scale: Array) -> Array:
         return e8m0_values(scale)
+
+
+@dataclass(frozen=True)
+class ScaleUnits:
+    """Scales [N, G] of iq4 weights -> the unit of each row's bytes [N]."""
+
+    def __call__(self, scale: Array) -> Array:
+        return scale_units(scale)[:, 0]
+
+
+@dataclass(frozen=True)
+class ScaleCodes:
+    """Scales [N, G] of iq4 weights -> their bytes in the units of ScaleUnits."""
+
+    def __call__(self, scale: Array) -> Array:
+        return scale_codes(scale, scale_units(scale))
 
 
 @dataclass(frozen=True)

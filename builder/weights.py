@@ -28,6 +28,7 @@ from trtc.builder.spec import (
     RecurrentSpec,
     ShortConvSpec,
 )
+from trtc.plugins.iq4 import values_of
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -185,7 +186,7 @@ def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
             remedy="Quantise again without kv_b_proj",
         )
     tensors = tuple(source_recipe(quantized.tensors[name]) for name in names)
-    return Apply(_Dequantize(names), tensors)
+    return Apply(_Dequantize(names, quantized.weight == "iq4"), tensors)
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,12 @@ class _Dequantize:
 
     names: tuple[str, ...]
     """Of the tensors that it is given, as QuantizedLinear has them."""
+    is_iq4: bool = False
 
     def __call__(self, *tensors: Array) -> Array:
         named = dict(zip(self.names, tensors, strict=True))
-        weight = named["weight"].astype(np.float32)
+        codes = named["weight"]
+        weight = (values_of(codes) if self.is_iq4 else codes).astype(np.float32)
         if "weight_zero" in named:
             weight = weight - _by_column(named["weight_zero"], weight)
         weight = weight * _by_column(named["weight_scale"], weight)
@@ -423,6 +426,8 @@ def _ungrouped_shape(
 
 
 def _weight_dtype(quantized: QuantizedLinear) -> str:
+    if quantized.weight == "iq4":
+        return "u4"
     if quantized.weight in ("i4", "i4_f8"):
         return "u4" if quantized.has_zero_point else "i4"
     return "f4e2m1" if quantized.weight == "mxfp4" else quantized.weight

@@ -11,6 +11,7 @@ fit:
     i8       4           the same, each plus 128 (unsigned)
     i4, u4   8           low nibbles like i8 at k, high nibbles like i8 at k+4; i4 plus 8
     f4e2m1   8           its bits as u4
+    iq4      8           its codes as u4
 
 The 0 2 1 3 order lets even bytes and odd bytes of a block widen in place to the bf16 pairs
 (k, k+1) and (k+2, k+3), and integer dot products do not mind it. Signed weights are stored
@@ -45,7 +46,7 @@ PANEL = 16
 """Output columns a panel."""
 BLOCK = 64
 """Bytes of a block."""
-BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "f4e2m1": 8, "i8": 4, "i4": 8, "u4": 8}
+BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "f4e2m1": 8, "i8": 4, "i4": 8, "u4": 8, "iq4": 8}
 """k a block, by weight type."""
 _CELL_ORDER = (0, 2, 1, 3)
 MOST_IN_PLANES = 119
@@ -66,6 +67,7 @@ def pack(weight: Array, dtype: str) -> Array:
     Raises:
         CheckpointError: an E4M3 weight holds NaN, which the kernels' expansion would make 480.
     """
+    dtype = _stored_as(dtype)
     assert weight.dtype == NUMPY_DTYPES[dtype], (weight.dtype, dtype)
     if weight.ndim == 3:
         return np.concatenate([pack(expert, dtype) for expert in weight])
@@ -103,6 +105,7 @@ def unpack_planes(packed: Array, num_columns: int, depth: int) -> Array:
 
 def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:
     """The [num_columns, depth] weight that `pack` was given."""
+    dtype = _stored_as(dtype)
     panels = -(-num_columns // PANEL)
     cells = packed.view(np.uint8).reshape(panels, -1, PANEL, BLOCK // PANEL)
     rows = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(panels * PANEL, -1)
@@ -134,6 +137,11 @@ def unpack_columns(packed: Array) -> Array:
     groups = packed.shape[1]
     panels = [packed[begin : begin + PANEL] for begin in range(0, len(packed), PANEL)]
     return np.concatenate([panel.reshape(groups, -1).T for panel in panels])
+
+
+def _stored_as(dtype: str) -> str:
+    """The element type of a weight type."""
+    return "u4" if dtype == "iq4" else dtype
 
 
 def _is_float(dtype: str) -> bool:

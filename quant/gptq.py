@@ -17,16 +17,13 @@ from typing import cast
 import torch
 
 from trtc.protos.errors import CalibrationError
+from trtc.quant.code_grid import INT4, CodeGrid
 from trtc.quant.scheme import Gptq
 
-LOWEST, HIGHEST = -8, 7
-"""Codes of signed 4-bit weights."""
 _BLOCK = 128
 """Columns whose effect on the columns after the block is computed at once."""
 _MAX_DAMPING = 1.0
 _SCALES_TRIED = 48
-_SMALLEST_SHARE, _LARGEST_SHARE = 0.55, 1.1
-"""Of the scale at which the largest weight is just represented."""
 
 
 @dataclass(frozen=True)
@@ -44,42 +41,56 @@ class Rounded:
     """Weights as their format has them: scale * code."""
 
     codes: torch.Tensor
-    """[N, K]: i8, in 4 bits from -8 to 7, or f8e4m3."""
+    """[N, K]: i8, in 4 bits numbers of their grid (quant/code_grid.py), or f8e4m3."""
     scales: torch.Tensor
     """[N, K / group_size], or [N, 1], f32 that bf16 has too; of 4 bits of either sign."""
+    scale_unit: torch.Tensor | None = None
+    """[] f32, of scales in 8 bits."""
 
     def values(self) -> torch.Tensor:
         """The weights [N, K] f32 that they stand for."""
         return _dequantized(self.codes, self.scales)
 
+    def on_cpu(self) -> "Rounded":
+        """The same in the CPU's memory."""
+        unit = None if self.scale_unit is None else self.scale_unit.cpu()
+        return Rounded(self.codes.cpu(), self.scales.cpu(), unit)
 
-def search_scales(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """The scale of each group of input channels [N, K / group_size], in f32 that bf16 has too.
 
-    A group's largest weight has the sign of code -8, which reaches further than 7: its scale is
-    negative where that weight is positive. Of scales that clip more or less, the one with the least
-    squared error is taken.
+def search_scales(
+    weight: torch.Tensor, group_size: int, grid: CodeGrid = INT4
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each group of input channels [N, K / group_size], in f32 that bf16 has too, and
+    the unit [] of the grid's scales.
+
+    A group's largest weight has the sign of the grid's first number, which reaches furthest: its
+    scale is negative where that weight is positive. Of scales that clip more or less, the one with
+    the least squared error is taken.
 
     Args:
         weight: [N, K] f32; K is a multiple of `group_size`.
     """
     groups = weight.reshape(len(weight), -1, group_size)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    widest = largest / LOWEST
-    widest = torch.where(widest == 0, torch.ones_like(widest), widest)
+    widest = largest / grid.numbers[0]
+    unit = grid.scale_unit(widest)
+    widest = torch.where(widest == 0, unit, widest)
     best = torch.full_like(widest, torch.inf)
     found = widest
-    for share in torch.linspace(_SMALLEST_SHARE, _LARGEST_SHARE, _SCALES_TRIED).tolist():
-        scale = (widest * share).bfloat16().float()
-        codes = (groups / scale).round_().clamp_(LOWEST, HIGHEST)
-        error = (codes * scale - groups).square_().sum(-1, keepdim=True)
+    for share in torch.linspace(*grid.shares, _SCALES_TRIED).tolist():
+        scale = grid.round_scales(widest * share, unit)
+        error = (grid.round(groups / scale) * scale - groups).square_().sum(-1, keepdim=True)
         found = torch.where(error < best, scale, found)
         best = torch.minimum(error, best)
-    return found.squeeze(-1)
+    return found.squeeze(-1), unit
 
 
 def round_weights(
-    weight: torch.Tensor, inputs: InputStatistics, group_size: int, settings: Gptq
+    weight: torch.Tensor,
+    inputs: InputStatistics,
+    group_size: int,
+    settings: Gptq,
+    grid: CodeGrid = INT4,
 ) -> Rounded:
     """Round a weight, or several that share their inputs as rows of one.
 
@@ -97,7 +108,7 @@ def round_weights(
         raise CalibrationError("gets activations that are not finite")
     silent = gram.diagonal() == 0
     weight[:, silent] = 0
-    scales = search_scales(weight, group_size)
+    scales, unit = search_scales(weight, group_size, grid)
     order = gram.diagonal().argsort(descending=True, stable=True)
     upper = _inverse_factor(gram[order][:, order], settings.damping)
     pull = None
@@ -105,10 +116,10 @@ def round_weights(
         shift = inputs.shift[order][:, order]
         pull = settings.correction * ((shift @ upper.T).triu_(1) @ upper)
     of_column = scales[:, order // group_size]
-    ordered = _round_columns(weight[:, order], of_column, upper, pull)
+    ordered = _round_columns(weight[:, order], of_column, upper, pull, grid)
     codes = torch.empty_like(ordered)
     codes[:, order] = ordered
-    return Rounded(codes.to(torch.int8), scales)
+    return Rounded(codes.to(torch.int8), scales, unit if grid.byte_scales else None)
 
 
 def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
@@ -129,7 +140,11 @@ def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _round_columns(
-    weight: torch.Tensor, scales: torch.Tensor, upper: torch.Tensor, pull: torch.Tensor | None
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    upper: torch.Tensor,
+    pull: torch.Tensor | None,
+    grid: CodeGrid,
 ) -> torch.Tensor:
     """Codes [N, K] of a weight whose columns are in the order of rounding.
 
@@ -146,7 +161,7 @@ def _round_columns(
         for k in range(begin, end):
             at, rest = k - begin, slice(k - begin + 1, end - begin)
             column = block[:, at]
-            codes[:, k] = (column / scales[:, k]).round_().clamp_(LOWEST, HIGHEST)
+            codes[:, k] = grid.round(column / scales[:, k])
             error = (column - codes[:, k] * scales[:, k]) / upper[k, k]
             errors[:, at] = error
             block[:, rest].addr_(error, upper[k, k + 1 : end], alpha=-1)

@@ -13,6 +13,7 @@ from trtc.protos.errors import CalibrationError
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Step
 from trtc.quant.calibration import CalibrationJob
+from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import InputStatistics, Rounded, round_weights
 from trtc.quant.layer_error import Meter
 from trtc.quant.layerwise import (
@@ -150,18 +151,18 @@ class _Pair:
         rows = [len(weight) for weight in weights]
         codes, scales = torch.split(whole.codes, rows), torch.split(whole.scales, rows)
         for name, weight, *part in zip(names, weights, codes, scales, strict=True):
-            one = Rounded(*part)
+            one = Rounded(part[0], part[1], whole.scale_unit)
             weight.copy_(one.values())
-            found[name] = Rounded(one.codes.cpu(), one.scales.cpu())
+            found[name] = one.on_cpu()
         return found
 
 
 def _rounded(
     weight: torch.Tensor, inputs: InputStatistics, to: SiteFormat, settings: Gptq
 ) -> Rounded:
-    if to.weight == "i4":
+    if to.is_gptq:
         assert to.group_size is not None
-        return round_weights(weight, inputs, to.group_size, settings)
+        return round_weights(weight, inputs, to.group_size, settings, GRIDS[to.weight])
     return round_to_nearest(weight, to)
 
 

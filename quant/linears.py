@@ -84,7 +84,7 @@ def check_quantizable(
                 field=name,
                 remedy=remedy,
             )
-        if out_features % 2 and scheme.weight in ("i4", "i4_f8"):
+        if out_features % 2 and scheme.weight in ("i4", "iq4", "i4_f8"):
             raise UnsupportedError(
                 f"has {out_features} output features; 4-bit rows are stored in pairs",
                 field=name,

@@ -6,6 +6,11 @@ linear's tensors, which are of integers (`pack-quantized`) and of E4M3 codes (`f
     weight_packed i32 [N, K*bits/32], weight_scale bf16 [N, K/group_size], weight_shape i64 [2]
     weight F8_E4M3 [N, K], weight_scale bf16 [N, 1]
 
+of the codes of plugins/iq4.py, in a layout that builds alone read (`iq4-packed`),
+
+    weight_packed i32 [N, K/8], weight_scale u8 [N, K/group_size], weight_scale_2 f32 [],
+    weight_shape i64 [2]
+
 or, where activations are quantised by row, of int8 (`int-quantized`)
 
     weight i8 [N, K], weight_scale bf16 [N, 1]
@@ -24,7 +29,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from trtc.plugins.iq4 import codes_of, scale_codes
 from trtc.protos.errors import UnsupportedError
+from trtc.quant.formats.compressed_tensors import IQ4_PACKED
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
 from trtc.quant.pack import pack_words
@@ -86,11 +93,14 @@ class PackedCheckpoint:
         tensors: dict[str, torch.Tensor] = {}
         for name, rounded in linears.items():
             prefix, bits = self._stored_as[name], self._formats[name].code_bits
-            tensors[f"{prefix}.weight_scale"] = rounded.scales.bfloat16()
+            tensors |= {f"{prefix}.{key}": scale for key, scale in _scales(rounded).items()}
             if rounded.codes.is_floating_point() or self._rounds_rows:
                 tensors[f"{prefix}.weight"] = rounded.codes
                 continue
-            codes = (rounded.codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8).numpy()
+            if self._formats[name].weight == "iq4":
+                codes = codes_of(rounded.codes.numpy())
+            else:
+                codes = (rounded.codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8).numpy()
             tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, bits, axis=1))
             tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
         self._write(tensors)
@@ -228,10 +238,20 @@ def _plain(name: str) -> str:
     return name
 
 
+def _scales(rounded: Rounded) -> dict[str, torch.Tensor]:
+    unit = rounded.scale_unit
+    if unit is None:
+        return {"weight_scale": rounded.scales.bfloat16()}
+    return {
+        "weight_scale": torch.from_numpy(scale_codes(rounded.scales.numpy(), unit.numpy())),
+        "weight_scale_2": unit.clone(),  # linears of a site share it, and files may not
+    }
+
+
 def _format(one: SiteFormat, *, rounds_rows: bool) -> str:
-    if one.weight == "f8e4m3":
-        return _FLOAT
-    return _INTEGER if rounds_rows else _PACKED
+    if rounds_rows and one.weight == "i8":
+        return _INTEGER
+    return {"f8e4m3": _FLOAT, "iq4": IQ4_PACKED}.get(one.weight, _PACKED)
 
 
 def _activations(one: SiteFormat) -> dict[str, Any]:

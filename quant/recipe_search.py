@@ -31,7 +31,7 @@ from trtc.quant.recipe_path import PathPoint, Scores, Shapes, recipe_path, withi
 from trtc.quant.scheme import Gptq
 from trtc.quant.site_format import FORMATS, site_of
 
-SEARCHED = ("int4_g128", "int4_g64", "int4_g32", "int8_g128", "int8", "bf16")
+SEARCHED = ("int4_g128", "iq4", "iq4_g16", "int8_g128", "int8", "bf16")
 """Formats that a search chooses from."""
 _SCORED_TOKENS = 8192
 _SEED = 3
@@ -153,7 +153,7 @@ def _round_all(job: CalibrationJob, shapes: Shapes, settings: Gptq) -> _Weights:
     for name in SEARCHED:
         to = FORMATS[name]
         fitting = {one: to for one, shape in shapes.items() if not to.why_not(*shape)}
-        if to.weight == "i4":
+        if to.is_gptq:
             phased = CalibrationJob(
                 job.model,
                 job.model_dir,

@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from trtc.plugins.iq4 import GROUPS
 from trtc.protos.errors import UnsupportedError
 
-WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8", "mxfp4"]
+WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8", "iq4", "mxfp4"]
 """i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8).
+iq4: 4-bit codes of unevenly spaced numbers, with scales of 8 bits (plugins/iq4.py).
 mxfp4: E2M1 weights whose scales are powers of two (OCP Microscaling Formats 1.0)."""
 
 
@@ -108,6 +110,8 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("int4_g64", "bf16", "i4", "bf16", 64, calibration=Gptq(asymmetric=True)),
         Scheme("int4_g32", "bf16", "i4", "bf16", 32, calibration=Gptq(asymmetric=True)),
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128, calibration=Gptq(asymmetric=False)),
+        Scheme("iq4", "bf16", "iq4", "bf16", GROUPS[0], calibration=Gptq(asymmetric=True)),
+        Scheme("iq4_g16", "bf16", "iq4", "bf16", GROUPS[1], calibration=Gptq(asymmetric=True)),
         Scheme("fp8_dynamic", "bf16", "f8e4m3", "f8e4m3", dynamic=True, calibration=Nearest()),
         Scheme("int8_dynamic", "bf16", "i8", "i8", dynamic=True, calibration=Nearest()),
         # In blocks of 128 by 128, as DeepSeek releases; activations in groups of 128.
@@ -132,6 +136,8 @@ BUILDABLE = (
     "int4_g64",
     "int4_g32",
     "int4_gptq",
+    "iq4",
+    "iq4_g16",
     "int4_awq",
     "w4a8_awq",
     "nvfp4",
@@ -153,9 +159,10 @@ class QuantizedLinear:
 
     N out_features, K in_features, G = K / group_size or 1. Functions of tensors of all experts are
     given the rows of one linear. `tensors` has, as numpy arrays:
-        weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked)
+        weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked); of iq4 u4
         weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero);
                          for f4e2m1 [N, G] f8e4m3: value = scale_2 * scale * weight;
+                         for iq4 value = scale * VALUES[weight];
                          for mxfp4 [N, G] u8: value = 2^(scale - 127) * weight
         weight_zero      [N, G] u4, when has_zero_point
         weight_scale_2   () f32, for i4_f8: the E4M3 weight's scale (value = scale_2 * e4m3), and

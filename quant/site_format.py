@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trtc.plugins.iq4 import GROUPS
+
 _SITES = (
     # Experts of a layer are one operator, so their weights have one type.
     (re.compile(r"^(.*\.experts)\.\d+\.[^.]+$"), r"\1"),
@@ -36,7 +38,7 @@ class SiteFormat:
     """How weights are stored. They are multiplied with activations in bf16."""
 
     name: str
-    weight: Literal["bf16", "f8e4m3", "i8", "i4"]
+    weight: Literal["bf16", "f8e4m3", "i8", "i4", "iq4"]
     group_size: int | None = None
     """Input channels that share a scale; None: all of an output channel."""
 
@@ -47,7 +49,12 @@ class SiteFormat:
     @property
     def code_bits(self) -> int:
         """Of a weight, without its scale."""
-        return {"bf16": 16, "f8e4m3": 8, "i8": 8, "i4": 4}[self.weight]
+        return {"bf16": 16, "f8e4m3": 8, "i8": 8, "i4": 4, "iq4": 4}[self.weight]
+
+    @property
+    def is_gptq(self) -> bool:
+        """Whether weights are rounded by GPTQ or GPTAQ, else to nearest."""
+        return self.weight in ("i4", "iq4")
 
     def num_bits(self, out_features: int, in_features: int) -> int:
         """Of a weight [out_features, in_features] and its scales, as checkpoints store them."""
@@ -55,13 +62,13 @@ class SiteFormat:
         if not self.is_quantized:
             return codes
         groups = in_features // self.group_size if self.group_size else 1
-        return codes + out_features * groups * _SCALE_BITS
+        return codes + out_features * groups * (8 if self.weight == "iq4" else _SCALE_BITS)
 
     def why_not(self, out_features: int, in_features: int) -> str:
         """Why it cannot hold a weight of this size; "" when it can."""
         if self.group_size and in_features % self.group_size:
             return f"has {in_features} input features, no multiple of {self.group_size}"
-        if self.weight == "i4" and out_features % 2:
+        if self.is_gptq and out_features % 2:
             return f"has {out_features} output features; 4-bit rows are stored in pairs"
         return ""
 
@@ -74,7 +81,9 @@ FORMATS: dict[str, SiteFormat] = {
     for one in (
         SiteFormat("int4_g128", "i4", 128),
         SiteFormat("int4_g64", "i4", 64),
+        SiteFormat("iq4", "iq4", GROUPS[0]),
         SiteFormat("int4_g32", "i4", 32),
+        SiteFormat("iq4_g16", "iq4", GROUPS[1]),
         SiteFormat("int8_g128", "i8", 128),
         INT8,
         FP8,
@@ -84,9 +93,12 @@ FORMATS: dict[str, SiteFormat] = {
 """By name."""
 
 
-def grouped_int4(group_size: int) -> SiteFormat:
-    """4-bit weights in groups of any size."""
-    return SiteFormat(f"int4_g{group_size}", "i4", group_size)
+def four_bits(weight: str, group_size: int) -> SiteFormat:
+    """4-bit weights of a type that GPTQ rounds, in groups of any size."""
+    alike = (
+        one for one in FORMATS.values() if (one.weight, one.group_size) == (weight, group_size)
+    )
+    return next(alike, SiteFormat(f"int4_g{group_size}", "i4", group_size))
 
 
 def narrowest(formats: Iterable[SiteFormat]) -> SiteFormat:

@@ -20,9 +20,16 @@ from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, T
 DUMMY = "dummy"
 """The source of a quantisation that no checkpoint has."""
 _STD = 0.02
-_QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5, "f4e2m1": 2.0}
+_QUANTIZED_STD: Mapping[str, float] = {
+    "f8e4m3": 64.0,
+    "i8": 40.0,
+    "i4": 2.5,
+    "u4": 4.0,
+    "f4e2m1": 2.0,
+}
 """Spreads codes over much of their range."""
-_INT4_RANGE = (-8, 7)
+_4_BITS: Mapping[str, tuple[int, int]] = {"i4": (-8, 7), "u4": (0, 15)}
+"""Ranges of codes of 4 bits."""
 _EXPONENT = 127 - 7
 """As E8M0: 2^-7, which makes E2M1 codes about as large as _STD."""
 
@@ -57,9 +64,10 @@ class DummyReader:
         if len(shape) == 1:
             return cast(1.0 + _STD * noise, dtype)
         values = _QUANTIZED_STD.get(dtype, _STD) * noise
-        if dtype == "i4":
-            codes: Array = np.clip(np.rint(values), *_INT4_RANGE).astype(NUMPY_DTYPES["i4"])
-            return codes
+        if dtype in _4_BITS:
+            least, most = _4_BITS[dtype]
+            codes: Array = np.clip(np.rint(values) + least + 8, least, most)
+            return codes.astype(NUMPY_DTYPES[dtype])
         return cast(values, dtype)
 
 
@@ -146,7 +154,7 @@ def _canonical(
 ) -> dict[str, tuple[str, Shape]]:
     """The tensors of quant/scheme.py's QuantizedLinear."""
     columns = linear.in_features
-    weight = "i4" if scheme.weight == "i4_f8" else scheme.weight
+    weight = {"i4_f8": "i4", "iq4": "u4"}.get(scheme.weight, scheme.weight)
     per_tensor = scheme.weight == "f8e4m3" and not scheme.dynamic
     groups = columns // scheme.group_size if scheme.group_size else 1
     tensors: dict[str, tuple[str, Shape]] = {

@@ -16,10 +16,11 @@ from trtc.builder.passes.matching import (
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Cast
 from trtc.builder.transforms import ScalePerRow, ZeroPerRow
+from trtc.plugins.iq4 import VALUES
 
 _LEGAL = {
     "f32": ("f32",),
-    "bf16": ("bf16", "f8e4m3", "i8", "i4", "u4"),
+    "bf16": ("bf16", "f8e4m3", "i8", "i4", "u4", "iq4"),
     "f8e4m3": ("f8e4m3",),
     "i8": ("i8",),
 }
@@ -46,6 +47,12 @@ class _Weight:
     scale: Tensor | None = None
     zero: Tensor | None = None
     group_size: int = 0
+    is_iq4: bool = False
+    """The initialiser has codes of plugins/iq4.py."""
+
+    @property
+    def dtype(self) -> str:
+        return "iq4" if self.is_iq4 else dtype_of(self.weight)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ def lower_linears(rewriter: Rewriter) -> bool:
     Rules, for y = MatMul(a, Transpose(w)):
         w: an initialiser [N, K], or DequantizeLinear(initialiser, scale[, zero]) with one scale a
            tensor, a row or a group of K; scales become weight_scale [N, G] f32
+           the same of Gather(VALUES of plugins/iq4.py, Cast(initialiser u4)), in groups of K
         both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
         a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
            with one scale -> trtc.quantize, whose output the linear reads, and input_scale
@@ -74,12 +82,12 @@ def lower_linears(rewriter: Rewriter) -> bool:
     """
     changed = False
     for matmul in rewriter.nodes("MatMul"):
-        weight = _match_weight(matmul.inputs[1])
+        weight = _match_weight(rewriter, matmul.inputs[1])
         if weight is None or len(matmul.inputs[0].shape) != 2:
             continue
         given = _match_input(rewriter, matmul.inputs[0])
         given, weight = _narrowed(rewriter, given, weight)
-        if dtype_of(weight.weight) in _LEGAL.get(given.dtype, ()):
+        if weight.dtype in _LEGAL.get(given.dtype, ()):
             _lower(rewriter, matmul, given, weight)
             changed = True
     return changed
@@ -100,7 +108,7 @@ def _narrowed(rewriter: Rewriter, given: _Input, weight: _Weight) -> tuple[_Inpu
     return _Input(widened.inputs[0], "bf16"), _Weight(narrow)
 
 
-def _match_weight(tensor: Tensor) -> _Weight | None:
+def _match_weight(rewriter: Rewriter, tensor: Tensor) -> _Weight | None:
     transpose = producer(tensor, "Transpose")
     if transpose is None or list(transpose.attrs.get("perm", [1, 0])) != [1, 0]:
         return None
@@ -108,17 +116,33 @@ def _match_weight(tensor: Tensor) -> _Weight | None:
     if is_weight(source):
         return _Weight(source) if len(source.shape) == 2 else None
     dequantize = producer(source, "DequantizeLinear")
-    if dequantize is None or not all(is_weight(item) for item in dequantize.inputs):
+    if dequantize is None:
         return None
     weight, scale, *rest = dequantize.inputs
+    codes = _match_iq4(rewriter, weight)
+    weight = weight if codes is None else codes
+    if not all(is_weight(item) for item in (weight, scale, *rest)):
+        return None
     axis = dequantize.attrs.get("axis", 1)
     group_size = dequantize.attrs.get("block_size", 0)
     is_per_tensor = scale.shape in ([], [1], (), (1,))
     is_per_row = len(scale.shape) == 1 and axis in (0, -2)
     is_grouped = len(scale.shape) == 2 and axis in (1, -1) and group_size > 0
-    if not (is_per_tensor or is_per_row or is_grouped):
+    if not (is_grouped or (codes is None and (is_per_tensor or is_per_row))):
         return None
-    return _Weight(weight, scale, rest[0] if rest else None, group_size if is_grouped else 0)
+    zero = rest[0] if rest else None
+    return _Weight(weight, scale, zero, group_size if is_grouped else 0, codes is not None)
+
+
+def _match_iq4(rewriter: Rewriter, tensor: Tensor) -> Tensor | None:
+    """The codes of Gather(VALUES, Cast(codes)); None: it is something else."""
+    gather = producer(tensor, "Gather")
+    cast = producer(gather.inputs[1], "Cast") if gather is not None else None
+    if gather is None or cast is None or dtype_of(cast.inputs[0]) != "u4":
+        return None
+    table = rewriter.value(gather.inputs[0])
+    is_ours = table is not None and tuple(table.reshape(-1).tolist()) == VALUES
+    return cast.inputs[0] if is_ours else None
 
 
 def _match_input(rewriter: Rewriter, tensor: Tensor) -> _Input:
@@ -218,7 +242,7 @@ def _lower(rewriter: Rewriter, matmul: Node, given: _Input, weight: _Weight) -> 
         attributes={
             "N": num_columns,
             "group_size": weight.group_size,
-            "weight_dtype": dtype_of(weight.weight),
+            "weight_dtype": weight.dtype,
             "layout": "row_major",
             "activation": "exact",
             "softcap": epilogue.softcap,

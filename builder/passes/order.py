@@ -1,6 +1,7 @@
 """The passes of each target, in order."""
 
 from trtc.builder.passes.base import Pass
+from trtc.builder.passes.byte_scales import BYTE_SCALES
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
 from trtc.builder.passes.dequantize_groups import DEQUANTIZE_GROUPS
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
@@ -64,7 +65,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
-_CUDA_PASSES = (FUSE_ROW_QUANTIZE, FUSE_GATED_LINEAR, TILE_WEIGHTS, FUSE_LINEARS)
+_CUDA_PASSES = (FUSE_ROW_QUANTIZE, FUSE_GATED_LINEAR, BYTE_SCALES, TILE_WEIGHTS, FUSE_LINEARS)
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
@@ -87,7 +88,8 @@ def cpu_passes(
     bits, an int8 lm_head of quantised models, and int8 activations for it and for weights of 4 bits
     and of E4M3, which are stored as int8. `reader` compares vectors of scales, and reads nothing
     else."""
-    pack = (PACK_WEIGHTS,) if exact_weights else (COMPACT_WEIGHTS, PACK_WEIGHTS)
+    compact = (BYTE_SCALES,) if exact_weights else (BYTE_SCALES, COMPACT_WEIGHTS)
+    pack = (*compact, PACK_WEIGHTS)
     lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations:
@@ -119,4 +121,4 @@ def cuda_passes(
 def quantizes_lm_head_on_cuda(scheme: Scheme, exact_lm_head: bool) -> bool:
     """Whether the CUDA target stores the lm_head as int8: beside 4-bit weights, whose steps of few
     sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is faster."""
-    return quantizes_lm_head(scheme, exact_lm_head) and scheme.weight == "i4"
+    return quantizes_lm_head(scheme, exact_lm_head) and scheme.weight in ("i4", "iq4")

@@ -71,7 +71,7 @@ def _pack_columns(rewriter: Rewriter, node: Node, name: str) -> None:
     if values is None or values.shape[-1] == 1:  # one a column lies the same either way
         return
     dtype, shape = dtype_of(values), tuple(values.shape)
-    if name.endswith("_scale") and dtype == "u8":
+    if name.endswith("_scale") and node.attrs.get("weight_dtype") == "f4e2m1":
         dtype = "f32"
         values = rewriter.derived(f"{values.name}.f32", E8m0Values(), (values,), dtype, shape)
     packed = rewriter.derived(f"{values.name}.packed", PackColumns(), (values,), dtype, shape)

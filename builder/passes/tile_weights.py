@@ -15,7 +15,7 @@ def tile_weights(rewriter: Rewriter) -> bool:
     """Reorder row-major 4-bit weights, with their scales and zero points; see plugins/tiles.py.
 
     Rules, where all weights of the node fall into whole tiles:
-        linear(x, weight [N, K] i4 or u4; row_major)       -> linear(x, weight [N, K]; tiles)
+        linear(x, weight [N, K] i4, u4 or iq4; row_major)  -> linear(x, weight [N, K]; tiles)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
 
     Types and shapes stay. E8M0 scales of E2M1 weights stay row-major as these do, and their rows
@@ -38,7 +38,7 @@ def tile_weights(rewriter: Rewriter) -> bool:
 
 
 def _matches(node: Node, names: tuple[str, ...]) -> bool:
-    if node.attrs["weight_dtype"] not in ("i4", "u4") or node.attrs["layout"] != "row_major":
+    if node.attrs["weight_dtype"] not in ("i4", "u4", "iq4") or node.attrs["layout"] != "row_major":
         return False
     shapes = [_given(node, name).shape for name in names]
     return all(fits(shape[-2], shape[-1], node.attrs["group_size"]) for shape in shapes)

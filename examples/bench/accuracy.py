@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
+from trtc.plugins.iq4 import values_of
 from trtc.quant.accuracy import kl_divergence, log_softmax
 from trtc.quant.calibrate import quantize_checkpoint, recipe_search
 from trtc.quant.calibration_text import (
@@ -55,7 +56,7 @@ HELDOUT_FILES = (
 )
 """Modules of the standard library whose source is measured on."""
 TRTC_SCHEMES = (
-    *("int4", "int4_gptq", "int4_g64", "int4_g32", "int4_awq"),
+    *("int4", "int4_gptq", "int4_g64", "iq4", "iq4_g16", "int4_g32", "int4_awq"),
     *("int8_sq", "int8_dynamic", "fp8", "fp8_dynamic"),
 )
 MIXED_BITS = (4.25, 4.5, 4.8, 5.0, 6.0)
@@ -185,8 +186,10 @@ def _is_of(tensor: str, linears: Mapping[str, Any]) -> bool:
 
 def _dequantized(found: CheckpointQuantization, prefix: str, reader: SafetensorsReader) -> Any:
     """[N, K] f32, as it acts on the linear's input."""
-    parts = _parts(found.linears[prefix], reader)
-    weight = parts["weight"].astype(np.float32)
+    linear = found.linears[prefix]
+    parts = _parts(linear, reader)
+    codes = values_of(parts["weight"]) if linear.weight == "iq4" else parts["weight"]
+    weight = codes.astype(np.float32)
     repeats = weight.shape[1] // parts["weight_scale"].shape[1]
     values = weight * parts["weight_scale"].repeat(repeats, axis=1)
     return values * parts.get("pre_quant_scale", np.float32(1))

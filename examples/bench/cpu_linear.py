@@ -44,14 +44,23 @@ class Kind:
     group: int = 0
     activation: str = "exact"
 
+    @property
+    def scale(self) -> str:
+        """Element type of the scales."""
+        return "u8" if self.weight == "iq4" else "f32"
+
 
 KINDS = {
     "bf16": Kind("bf16", "bf16"),
     "fp8": Kind("f8e4m3", "f8e4m3"),
     "i8": Kind("i8", "i8"),
     "i4": Kind("bf16", "i4", 128, "dynamic_i8"),
+    "i4_g32": Kind("bf16", "i4", 32, "dynamic_i8"),
+    "iq4": Kind("bf16", "iq4", 32, "dynamic_i8"),
+    "iq4_g16": Kind("bf16", "iq4", 16, "dynamic_i8"),
     "i4_exact": Kind("bf16", "i4", 128),
 }
+_SLOTS = {parameter.name: slot for slot, parameter in enumerate(LINEAR.parameters)}
 COLD_BYTES = 96 << 20
 """Copies of a weight add up to this, more than a last-level cache holds."""
 
@@ -59,14 +68,16 @@ COLD_BYTES = 96 << 20
 class Views(ctypes.Structure):
     """linear_args of plugins/linear/cpu.hpp: (pointer, row stride) pairs, then the rows."""
 
-    _fields_ = (("fields", ctypes.c_int64 * 16), ("rows", ctypes.c_int64))
+    _fields_ = (("fields", ctypes.c_int64 * (2 * len(LINEAR.parameters))), ("rows", ctypes.c_int64))
 
 
 def compile_linear(kind: Kind, depth: int, columns: int, work: Path) -> ctypes.CDLL:
     """One kernel as a shared object, as an engine would hold it."""
     types = {"x": kind.x, "weight": "u8", "out": "bf16"}
     if kind.weight != "bf16":
-        types["weight_scale"] = "f32"
+        types["weight_scale"] = kind.scale
+    if kind.scale == "u8":
+        types["scale_unit"] = "f32"
     config = config_struct(
         "C",
         LINEAR,
@@ -96,7 +107,7 @@ extern "C" void run(trtc::ThreadPool* pool, std::byte* scratch, const trtc::line
 }}
 """
     )
-    library = work / f"{kind.x}-{kind.weight}-{kind.activation}-{depth}x{columns}.so"
+    library = work / f"{kind.x}-{kind.weight}-{kind.group}-{kind.activation}-{depth}x{columns}.so"
     compiler = shutil.which("g++") or "c++"
     isa = ISAS[runnable_isas()[0]]
     flags = (*CXX_FLAGS, *isa.compiler_flags, "-O3", f"-I{PLUGINS}")
@@ -133,18 +144,24 @@ def time_kernel(kind: Kind, shape: tuple[int, int], rows: int, threads: int, lib
     for copy in copies:
         copy[:] = np.resize(rng.integers(0x20, 0x3E, 1 << 20, np.uint8), size)
     x = cast(rng.standard_normal((rows, depth)).astype(np.float32), kind.x)
-    scale = np.full((columns, -(-depth // kind.group) if kind.group else 1), 0.01, np.float32)
+    groups = -(-depth // kind.group) if kind.group else 1
+    scales = [np.full((columns, groups), 0.01, NUMPY_DTYPES[kind.scale]) for _ in copies]
+    unit = np.full((1, columns), 0.01, np.float32)
     out = np.zeros((rows, columns), NUMPY_DTYPES["bf16"])
     scratch = aligned(library.scratch(ctypes.c_int64(rows), ctypes.c_int(threads)))
     args = Views(rows=rows)
-    for slot, array in ((0, x), (2, scale), (7, out)):
-        if slot != 2 or kind.weight != "bf16":
-            args.fields[2 * slot], args.fields[2 * slot + 1] = array.ctypes.data, array.shape[1]
+    for name, array in (("x", x), ("scale_unit", unit), ("out", out)):
+        slot = _SLOTS[name]
+        args.fields[2 * slot], args.fields[2 * slot + 1] = array.ctypes.data, array.shape[1]
     pool = ctypes.c_void_p(library.create(ctypes.c_int(threads)))
     area = ctypes.c_void_p(scratch.ctypes.data)
 
     def call(turn: int) -> None:
-        args.fields[2] = copies[turn % len(copies)].ctypes.data
+        args.fields[2 * _SLOTS["weight"]] = copies[turn % len(copies)].ctypes.data
+        if kind.weight != "bf16":
+            at = 2 * _SLOTS["weight_scale"]
+            args.fields[at] = scales[turn % len(copies)].ctypes.data
+            args.fields[at + 1] = groups
         library.run(pool, area, ctypes.byref(args))
 
     try:

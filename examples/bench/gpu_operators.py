@@ -165,7 +165,7 @@ class CallOnDevice:
         )
 
     def _rounding(self) -> float:
-        is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4")
+        is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4", "iq4")
         if self.call.operator in _OF_4_BITS and is_narrow:
             return _ROUNDING_OF_4_BITS * (1 + int(self.call.attributes.get("gated", 0)))
         rounding = _ROUNDING.get(self.call.operator, 0.0)

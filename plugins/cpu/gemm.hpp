@@ -18,12 +18,13 @@ namespace trtc::gemm {
 
 // A thread's own memory. P is the number of panels of a step.
 struct Workspace {
-  float* totals;           // [padded rows][P][16]
-  std::byte* gathered;     // [P][range] blocks, for row-major weights
-  std::byte* expanded;     // [P][range * kExpansion] blocks, for quantised weights
-  float* scale;            // [P][groups][16], where they are not stored like that
-  std::int32_t* zero;      // [P][groups][16]
-  std::int8_t* quantized;  // a row, while it is packed
+  float* totals;              // [padded rows][P][16]
+  std::byte* gathered;        // [P][range] blocks, for row-major weights
+  std::byte* expanded;        // [P][range * kExpansion] blocks, for quantised weights
+  std::byte* scale;           // [P][groups][16], where they are not stored like that
+  std::uint8_t* scale_codes;  // [groups][16] of iq4, before they are widened
+  std::int32_t* zero;         // [P][groups][16]
+  std::int8_t* quantized;     // a row, while it is packed
 };
 
 template <class Of>
@@ -35,7 +36,8 @@ Workspace carve_workspace(Carver& carver, std::int64_t padded_rows, std::int64_t
   ws.totals = carver.take<float>((few > many ? few : many) * kPanel);
   if (Of::kLayout == Layout::row_major) ws.gathered = carver.take<std::byte>(blocks * kBlockBytes);
   if (Of::kExpands) ws.expanded = carver.take<std::byte>(blocks * kBlockBytes * Of::kExpansion);
-  if (Of::kGrouped) ws.scale = carver.take<float>(scales);
+  if (Of::kGrouped) ws.scale = carver.take<std::byte>(scales * Of::kScaleBytes);
+  if (Of::kWidensScales) ws.scale_codes = carver.take<std::uint8_t>(Of::groups(depth) * kPanel);
   if (Of::kHasZero) ws.zero = carver.take<std::int32_t>(scales);
   if (Of::kPath == Path::dynamic) ws.quantized = carver.take<std::int8_t>(depth);
   return ws;
@@ -106,16 +108,32 @@ class PanelStep {
     const std::int64_t groups = Of::groups(w_.depth);
     for (int p = 0; p < P; ++p) {
       const std::int64_t panel = first_panel_ + (p < count_ ? p : 0), place = p * groups * kPanel;
-      if constexpr (Of::kGrouped) {
-        const bool is_ready = Of::kLayout != Layout::row_major && (panel + 1) * kPanel <= w_.columns;
-        scale_[p] = is_ready ? w_.scale + panel * groups * kPanel : ws_.scale + place;
-        if (!is_ready) load_columns<Of::kLayout>(w_.scale, w_.columns, groups, panel, ws_.scale + place);
-        ahead_scale_[p] = panel + P < end_ ? w_.scale + (panel + P) * groups * kPanel : scale_[p];
+      if constexpr (Of::kWidensScales) {
+        std::byte* const own = ws_.scale + place * Of::kScaleBytes;
+        load_columns<Of::kLayout>(w_.scale_codes, w_.columns, groups, panel, ws_.scale_codes);
+        widen_byte_scales(ws_.scale_codes, groups, reinterpret_cast<float*>(own));
+        scale_[p] = ahead_scale_[p] = own;
+      } else if constexpr (Of::kByteScales) {
+        find_scales(p, panel, w_.scale_codes);
+      } else if constexpr (Of::kGrouped) {
+        find_scales(p, panel, w_.scale);
       }
       if constexpr (Of::kHasZero) {
         load_columns<Of::kLayout>(w_.zero, w_.columns, groups, panel, ws_.zero + place);
       }
     }
+  }
+
+  // Where a panel's scales are: where they are stored, if they lie there as kernels read them.
+  template <class Scale>
+  void find_scales(int p, std::int64_t panel, const Scale* stored) {
+    const std::int64_t groups = Of::groups(w_.depth), size = groups * kPanel;
+    const auto place_of = [&](std::int64_t of) { return reinterpret_cast<const std::byte*>(stored + of * size); };
+    const bool is_ready = Of::kLayout != Layout::row_major && (panel + 1) * kPanel <= w_.columns;
+    auto* own = reinterpret_cast<Scale*>(ws_.scale) + p * size;
+    if (!is_ready) load_columns<Of::kLayout>(stored, w_.columns, groups, panel, own);
+    scale_[p] = is_ready ? place_of(panel) : reinterpret_cast<const std::byte*>(own);
+    ahead_scale_[p] = panel + P < end_ ? place_of(panel + P) : scale_[p];
   }
 
   // Zero, less what the offset of unsigned int8 weights will add.
@@ -183,8 +201,9 @@ class PanelStep {
       // The first tiles share the work of fetching the next range; what is here already costs nothing.
       for (int p = 0; p < P; ++p) {
         const bool fetches = Of::kLayout != Layout::row_major && (x_.tiles == 1 || t == p);
-        step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kPanel : nullptr;
-        step.ahead_scale[p] = Of::kGrouped ? ahead_scale_[p] + group * kPanel : nullptr;
+        constexpr std::int64_t kBytes = kPanel * Of::kScaleBytes;
+        step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kBytes : nullptr;
+        step.ahead_scale[p] = Of::kGrouped ? ahead_scale_[p] + group * kBytes : nullptr;
         step.ahead[p] = fetches ? stored(p, ahead) : blocks.data;
       }
       kernel_(step);
@@ -197,8 +216,8 @@ class PanelStep {
   std::int64_t first_panel_;
   std::int64_t end_;
   int count_;
-  const float* scale_[P];        // [groups][16]
-  const float* ahead_scale_[P];  // of the next step's panels
+  const std::byte* scale_[P];        // [groups][16]
+  const std::byte* ahead_scale_[P];  // of the next step's panels
   void (*kernel_)(const Step<P>&);
 };
 

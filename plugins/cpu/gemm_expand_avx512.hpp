@@ -1,6 +1,9 @@
 // Converts weights of fewer than 16 bits to bf16 in AVX-512 registers.
 #pragma once
 
+#include <array>
+#include <bit>
+
 #include "gemm_format.hpp"
 
 // GCC 12's own intrinsics read variables that they never set (GCC bug 105593).
@@ -60,6 +63,18 @@ TRTC_INLINE __m512i e2m1_values() {
   return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kTable)));
 }
 
+// bf16 of the numbers that iq4 codes stand for.
+TRTC_INLINE __m512i iq4_values() {
+  alignas(32) static constexpr auto kTable = [] {
+    std::array<std::uint16_t, 16> bits{};
+    for (int i = 0; i < 16; ++i) {
+      bits[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(kIq4Values[i])) >> 16);
+    }
+    return bits;
+  }();
+  return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kTable.data())));
+}
+
 // One block as pairs of bf16: out[k / 2] has 16 columns. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
 TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
@@ -80,6 +95,7 @@ TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
     }
     const auto value = [&](__m512i codes) {
       if constexpr (kWeight == DType::f4e2m1) return _mm512_permutexvar_epi16(codes, e2m1_values());
+      if constexpr (kWeight == DType::iq4) return _mm512_permutexvar_epi16(codes, iq4_values());
       return _mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers());
     };
     out[0] = {value(_mm512_and_si512(block, low))};

@@ -62,6 +62,24 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return {_mm256_srli_epi32(x.lo, n), _mm256_srli_epi32(x.hi, n)};
 }
 
+// The bytes of a table that the bytes of x, below 16, are indices of.
+TRTC_INLINE I32x16 look_up(I32x16 x, const std::uint8_t* table) {
+  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(bytes, x.lo), _mm256_shuffle_epi8(bytes, x.hi)};
+}
+
+// The numbers that sixteen bytes are as scales of iq4 (plugins/iq4.py): a sign, and seven bits that lie in
+// a float at the lowest bits of an exponent of 120 and the highest of the mantissa.
+TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const auto wide = [](__m128i eight) {
+    const __m256i placed = _mm256_slli_epi32(_mm256_cvtepi8_epi32(eight), 19);
+    const __m256i inside = _mm256_and_si256(placed, _mm256_set1_epi32(static_cast<int>(0x83f80000)));
+    return _mm256_castsi256_ps(_mm256_or_si256(inside, _mm256_set1_epi32(120 << 23)));
+  };
+  return {wide(bytes), wide(_mm_srli_si128(bytes, 8))};
+}
+
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
 
@@ -121,6 +139,18 @@ TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) {
   I32x16 words = splat(0);
   dot_in_words(words, w, x);
   add_words(sum, words);
+}
+
+// Bytes of 7 bits by int8: a pair of products fits a word.
+TRTC_INLINE void dot_small_bytes(__m256i& sum, __m256i w, __m256i x) {
+  __m256i product;
+  asm("vpmaddubsw %3, %2, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+x"(sum), "=&x"(product)
+      : "x"(w), "x"(x), "x"(_mm256_set1_epi16(1)));
+}
+TRTC_INLINE void dot_small_bytes(I32x16& sum, I32x16 w, Cell x) {
+  dot_small_bytes(sum.lo, w.lo, x.v);
+  dot_small_bytes(sum.hi, w.hi, x.v);
 }
 
 // sum += w * x, x a float.

@@ -50,6 +50,20 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return {_mm512_srli_epi32(x.v, n)};
 }
 
+// The bytes of a table that the bytes of x, below 16, are indices of.
+TRTC_INLINE I32x16 look_up(I32x16 x, const std::uint8_t* table) {
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm512_shuffle_epi8(bytes, x.v)};
+}
+
+// The numbers that sixteen bytes are as scales of iq4 (plugins/iq4.py): a sign, and seven bits that lie in
+// a float at the lowest bits of an exponent of 120 and the highest of the mantissa.
+TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
+  const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0x83f80000)), base = _mm512_set1_epi32(120 << 23);
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_slli_epi32(wide, 19), mask, base, 0xea))};
+}
+
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
 
@@ -82,6 +96,7 @@ TRTC_INLINE void dot_bytes(I32x16& sum, I32x16 w, Cell x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
 }
 TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
+TRTC_INLINE void dot_small_bytes(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
 // sum += w0*x0 + w1*x1 over the bf16 of each lane of w and of x.
 TRTC_INLINE void dot_bf16(F32x16& sum, I32x16 w, Cell x) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));

@@ -14,7 +14,8 @@
 // nibbles or two words of bytes each. x is the second, and the block keeps it in shared memory in the
 // order in which lanes take it. mixed_input_bf16.cuh and mixed_input_digits.cuh say what is multiplied.
 //
-// Macros: N, K; BYTES (int8 weights, else nibbles); DIGITS (products of mixed_input_digits.cuh, else of
+// Macros: N, K; BYTES (int8 weights, else nibbles); IQ4 (nibbles are codes of plugins/iq4.py, and scales
+// bytes, in units of scale_unit); DIGITS (products of mixed_input_digits.cuh, else of
 // mixed_input_bf16.cuh); GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS;
 // X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS,
@@ -94,8 +95,9 @@ __device__ inline float add_parts(const float* place) {
 }
 
 // The result of row n of the weight, from the place of its parts.
-__device__ inline float result_of(const float* place, const float* bias, int n) {
+__device__ inline float result_of(const float* place, const float* scale_unit, const float* bias, int n) {
   float total = add_parts(place);
+  if (IQ4) total *= scale_unit[n];
   if (HAS_BIAS) total += bias[n];
   const float softcap = SOFTCAP;
   return softcap != 0 ? softcap * tanhf(total / softcap) : total;
@@ -125,6 +127,9 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
 #if HAS_ZERO
     const u8* __restrict__ weight_zero,
 #endif
+#if IQ4
+    const float* __restrict__ scale_unit,
+#endif
 #if HAS_BIAS
     const float* __restrict__ bias,
 #endif
@@ -143,6 +148,9 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
 #endif
 #if !HAS_ZERO
   const u8* weight_zero = nullptr;
+#endif
+#if !IQ4
+  const float* scale_unit = nullptr;
 #endif
 #if !HAS_BIAS
   const float* bias = nullptr;
@@ -243,13 +251,13 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
     const int row = index / kBlockOut, column = index % kBlockOut, n = first_n + column;
     if (column < skipped) continue;
     const float* const place = parts + row * kPartStride + column;
-    float result = result_of(place, bias, n);
+    float result = result_of(place, scale_unit, bias, n);
 #if GATE
     float pre_scale = 1.f;
 #if HAS_GATE_PRE_SCALE
     pre_scale = index == mine ? first_pre_scale : gate_pre_scale[n];
 #endif
-    const float up = result_of(place + kBlockOut, bias, kOutColumns + n);
+    const float up = result_of(place + kBlockOut, scale_unit, bias, kOutColumns + n);
     result = gated(result, up, pre_scale);
 #endif
 #if HAS_RESIDUAL

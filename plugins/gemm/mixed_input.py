@@ -55,6 +55,7 @@ _FEW_PARAMETERS = (
     "weight",
     "weight_scale",
     "weight_zero",
+    "scale_unit",
     "bias",
     "residual",
     "gate_pre_scale",
@@ -123,6 +124,7 @@ def _weight(site: Site) -> Weight:
         group_size=_group(site),
         bits=8 if site.attributes["weight_dtype"] == "i8" else 4,
         has_zero=site.has("weight_zero"),
+        byte_scales=site.has("scale_unit"),
         gated=_gate(site) != "none",
         normed=site.has("norm_weight"),
     )

@@ -8,8 +8,11 @@
 // What the products have too much depends on x alone, and is where their sums begin: all products
 // are exact, and scales multiply f32 sums. A byte is the difference of two such numbers, which is
 // exact in bf16, so its products have nothing too much.
+//
+// Codes of iq4 become 128 + n by a table (iq4.cuh). Their pairs are of channels that follow each other.
 #pragma once
 
+#include "gemm/iq4.cuh"
 #include "gemm/mixed_input_tiles.cuh"
 
 namespace trtc {
@@ -29,7 +32,7 @@ using Sums = float[ROW_TILES][kXTiles][4];
 // is added to base_of(i) there.
 __device__ constexpr int place_of(int i) { return i == 0 ? 0 : 3; }
 __device__ constexpr int shift_of(int i) { return i == 0 ? 0 : 4 * i - 3; }
-__device__ constexpr unsigned base_of(int i) { return 128u >> place_of(i); }
+__device__ constexpr unsigned base_of(int i) { return IQ4 ? kIq4Over : 128u >> place_of(i); }
 
 // Pair i of a word of nibbles; signed ones with their sign bit flipped are 8 more.
 __device__ inline unsigned nibbles_of(unsigned word, int i) {
@@ -48,6 +51,7 @@ __device__ inline unsigned bytes_of(unsigned word, int i) {
 
 // Pair i of a lane's j-th eight.
 __device__ inline unsigned pair_of(const unsigned (&words)[kWords], int j, int i) {
+  if (IQ4) return iq4_pair(iq4_bytes(words[j] >> i / 2 * 16), i % 2);
   return BYTES ? bytes_of(words[kEightWords * j + i / 2], i % 2) : nibbles_of(words[j], i);
 }
 
@@ -59,10 +63,11 @@ struct Eight {
 };
 
 __device__ inline Eight eight_of(uint4 w) {
-  // Channels i and i + 4 of the eight, or i and i + 2 of its halves.
+  // Channels i and i + 4 of the eight, or i and i + 2 of its halves, or 2i and 2i + 1.
   const unsigned second = BYTES ? w.y : w.z, third = BYTES ? w.z : w.y;
-  const unsigned pairs[4] = {__byte_perm(w.x, second, 0x5410), __byte_perm(w.x, second, 0x7632),
-                             __byte_perm(third, w.w, 0x5410), __byte_perm(third, w.w, 0x7632)};
+  unsigned pairs[4] = {__byte_perm(w.x, second, 0x5410), __byte_perm(w.x, second, 0x7632),
+                       __byte_perm(third, w.w, 0x5410), __byte_perm(third, w.w, 0x7632)};
+  if (IQ4) pairs[0] = w.x, pairs[1] = w.y, pairs[2] = w.z, pairs[3] = w.w;
   Eight eight{{pairs[0], pairs[1], pairs[2], pairs[3]}, 0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -173,7 +178,7 @@ struct Lane {
       const u8* at = stage + kScalesAt + (r * kParts + part) * kScaleBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float scale = reinterpret_cast<const float*>(at)[half * 8 + g];
+        const float scale = scale_at(at, half * 8 + g);
 #pragma unroll
         for (int i = 0; i < kXTiles; ++i) {
           totals[r][i][2 * half] += sums[r][i][2 * half] * scale;

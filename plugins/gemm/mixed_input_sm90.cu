@@ -16,7 +16,8 @@
 // be added up in the order of blocks and teams: a result depends neither on the other rows of x nor
 // on their number.
 //
-// Macros: N, K; BYTES (int8 weights, else nibbles); GROUP (channels that share a scale: 32, 64, or a
+// Macros: N, K; BYTES (int8 weights, else nibbles); IQ4 (nibbles are codes of plugins/iq4.py, and scales
+// bytes, in units of scale_unit); GROUP (channels that share a scale: 32, 64, or a
 // multiple of 128), GROUPS; ROWS (of x: 8, 16, 32, 64, 128), ROW_BLOCKS (items of a tile), ROW_GROUPS,
 // TEAMS, STAGES, CLUSTER, CLUSTERS; SHARED_BYTES; X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE,
 // RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS, HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of
@@ -284,6 +285,7 @@ __device__ inline float value_of(float x) { return x; }
 __device__ inline float value_of(Bf16 x) { return to_float(x); }
 
 struct Output {
+  const float* scale_unit;
   const float* bias;
   const RESIDUAL_TYPE* residual;
   OUT_TYPE* out;
@@ -293,6 +295,7 @@ struct Output {
     return value_of(residual[static_cast<long long>(row) * RESIDUAL_STRIDE + n]);
   }
   __device__ inline void store(int row, int n, float total, float more) const {
+    if (IQ4) total *= scale_unit[n];
     if (HAS_BIAS) total += bias[n];
     const float softcap = SOFTCAP;
     if (softcap != 0) total = softcap * tanhf(total / softcap);
@@ -448,6 +451,9 @@ __launch_bounds__(kProducers + kConsumers, 1) mixed_input_gemm(
 #if HAS_ZERO
     const u8* __restrict__ weight_zero,
 #endif
+#if IQ4
+    const float* __restrict__ scale_unit,
+#endif
 #if HAS_BIAS
     const float* __restrict__ bias,
 #endif
@@ -457,6 +463,9 @@ __launch_bounds__(kProducers + kConsumers, 1) mixed_input_gemm(
     const int* __restrict__ dims, OUT_TYPE* out) {
 #if !HAS_ZERO
   const u8* weight_zero = nullptr;
+#endif
+#if !IQ4
+  const float* scale_unit = nullptr;
 #endif
 #if !HAS_BIAS
   const float* bias = nullptr;
@@ -495,7 +504,7 @@ __launch_bounds__(kProducers + kConsumers, 1) mixed_input_gemm(
   } else {
     if (kHandsOver) take_registers<104>();
     wait_for_earlier_kernels();
-    consume(shared, {bias, residual, out}, first_item, rows, rank);
+    consume(shared, {scale_unit, bias, residual, out}, first_item, rows, rank);
   }
   meet_cluster();  // The others may still read this block's parts.
 }

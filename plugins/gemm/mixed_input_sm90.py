@@ -17,7 +17,7 @@ _PANEL_ALIGNMENT = 1024
 _MIN_STAGES, _MAX_STAGES = 2, 8
 """Of a team."""
 _MOST_ROWS, _MOST_GROUPS = 128, 4
-_PARAMETERS = ("x", "weight", "weight_scale", "weight_zero", "bias", "residual")
+_PARAMETERS = ("x", "weight", "weight_scale", "weight_zero", "scale_unit", "bias", "residual")
 """Before dims and out."""
 
 
@@ -48,7 +48,7 @@ class Cut:
     def stage_bytes(self, weight: Weight) -> int:
         """128 channels of x and of a tile, with its scales and zero points."""
         groups = max(1, CHANNELS // weight.group_size)
-        row = CHANNELS * weight.bits // 8 + groups * (4 + weight.has_zero)
+        row = CHANNELS * weight.bits // 8 + groups * weight.group_bytes
         stage = self.rows * 2 * CHANNELS + self.tile_rows * row
         return _aligned(stage)
 

@@ -71,17 +71,24 @@ class Weight:
     group_size: int
     bits: int = 4
     has_zero: bool = False
+    byte_scales: bool = False
+    """Codes of iq4, whose scales are bytes."""
     gated: bool = False
     """Half of its rows are gate, half up, and a block takes the same of both."""
     normed: bool = False
     """Every block normalises x first."""
+
+    @property
+    def group_bytes(self) -> int:
+        """Of a scale and a zero point."""
+        return (1 if self.byte_scales else 4) + self.has_zero
 
 
 def shared_bytes(few: Few, weight: Weight) -> int:
     """Dynamic shared memory of mixed_input.cu: sums of the norm, rings and x, then the parts of the
     sums of the products instead."""
     groups = CHANNELS // weight.group_size if weight.group_size < CHANNELS else 1
-    scales = groups * (4 + weight.has_zero)
+    scales = groups * weight.group_bytes
     stage = few.row_tiles * ROWS * (CHANNELS * weight.bits // 8 + scales)
     ring = few.row_warps * few.splits * few.stages * stage
     chunks = few.splits * -(-weight.depth // CHANNELS // (few.cluster * few.splits))

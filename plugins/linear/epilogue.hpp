@@ -10,7 +10,7 @@
 namespace trtc {
 
 struct linear_args {
-  View x, weight, weight_scale, weight_zero, input_scale, bias, residual, row_scale, out;
+  View x, weight, weight_scale, weight_zero, input_scale, bias, residual, row_scale, scale_unit, out;
   std::int64_t M;
 };
 
@@ -18,12 +18,18 @@ namespace detail {
 
 template <class C>
 using LinearProduct = gemm::Product<typename C::x_t, C::weight_dtype, C::activation, C::group_size,
-                                    !std::is_same_v<typename C::weight_zero_t, none>, C::layout>;
+                                    !std::is_same_v<typename C::weight_zero_t, none>, C::layout,
+                                    std::is_same_v<typename C::weight_scale_t, std::uint8_t>>;
 
 template <class C>
 gemm::Weights linear_weights(const linear_args& a) {
-  return {a.weight.row<const std::byte>(0), a.weight_scale.row<const float>(0), a.weight_zero.row<const std::uint8_t>(0),
-          C::N, C::K};
+  gemm::Weights weights{a.weight.row<const std::byte>(0), a.weight_scale.row<const float>(0),
+                        a.weight_zero.row<const std::uint8_t>(0), C::N, C::K};
+  if constexpr (LinearProduct<C>::kByteScales) {
+    weights.scale = nullptr;
+    weights.scale_codes = a.weight_scale.row<const std::uint8_t>(0);
+  }
+  return weights;
 }
 
 // Everything after the sums of one row and up to 16 columns.
@@ -43,6 +49,7 @@ class LinearEpilogue {
       if constexpr (kHas<typename C::weight_scale_t> && !P::kGrouped) {
         value = value * load(a_.weight_scale.row<const float>(0) + column, n);
       }
+      if constexpr (P::kByteScales) value = value * load(a_.scale_unit.row<const float>(0) + column, n);
       if constexpr (kHas<typename C::input_scale_t>) value = value * input_scale_;
       if constexpr (kHas<typename C::row_scale_t>) {
         static_assert(C::scales == 1, "scales of groups are multiplied into x before");

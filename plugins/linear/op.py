@@ -10,7 +10,7 @@ LINEAR = FusedOp(
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
         # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py,
-        # in layout compact (bf16) those of plugins/compact.py.
+        # in layout compact (bf16) those of plugins/compact.py. Of iq4 (plugins/iq4.py) codes u4.
         # In layout tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
         Parameter(
             "weight",
@@ -19,8 +19,9 @@ LINEAR = FusedOp(
             role="weight",
         ),
         # One a row of the weight (G = 1), or one a group of group_size input channels; in layout
-        # packed or planes in the order of plugins/layouts.py.
-        Parameter("weight_scale", ("N", "G"), ("f32",), role="weight", optional=True),
+        # packed or planes in the order of plugins/layouts.py. u8: of iq4 weights, bytes of
+        # plugins/iq4.py, in the units of scale_unit.
+        Parameter("weight_scale", ("N", "G"), ("f32", "u8"), role="weight", optional=True),
         Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
         Parameter("input_scale", (), ("f32",), role="weight", optional=True),
         Parameter("bias", ("N",), ("f32",), role="weight", optional=True),
@@ -28,6 +29,7 @@ LINEAR = FusedOp(
         # Of x, one for each K / scales channels of a row: quantize's. More than one are of the
         # groups of the weight.
         Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
+        Parameter("scale_unit", ("N",), ("f32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
@@ -38,7 +40,7 @@ LINEAR = FusedOp(
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4"),
+            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "iq4"),
             cpp_enum="DType",
         ),
         Attribute(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.compact import unpack_compact
+from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, dequantize_rows
@@ -23,6 +24,7 @@ def reference(
     bias: Array | None,
     residual: Array | None,
     row_scale: Array | None,
+    scale_unit: Array | None,
     *,
     N: int,
     group_size: int,
@@ -48,6 +50,8 @@ def reference(
         weight_scale, weight_zero = untile_groups(weight_scale), untile_groups(weight_zero)
     if row_scale is not None:
         x = dequantize_rows(x, row_scale)
+    if weight_dtype == "iq4":
+        weight, weight_scale = _of_iq4(weight, weight_scale, scale_unit)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
     if input_scale is not None:
         total = total * input_scale.astype(np.float32)
@@ -58,3 +62,10 @@ def reference(
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
+
+
+def _of_iq4(codes: Array, scale: Array | None, unit: Array | None) -> tuple[Array, Array | None]:
+    """The numbers and scales that codes and bytes stand for."""
+    if scale is not None and unit is not None:
+        scale = scales_of(scale, unit[:, None])
+    return values_of(codes), scale

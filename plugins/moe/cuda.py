@@ -105,10 +105,15 @@ def lower(site: Site) -> tuple[Variant, ...]:
         raise UnsupportedError(f"kernels for a GPU do not multiply {weight} so", field="act_quant")
     most = site.limits.max_num_tokens
     variants: list[Variant] = []
-    for rows, tile in _TILES[_E2M1 if weight == "f4e2m1" else DTYPES[weight].bits]:
+    for rows, tile in _TILES[_E2M1 if weight == "f4e2m1" else _bits_of(weight)]:
         if not variants or variants[-1].max_rows < most:
             variants.append(variant_of(site, min(rows, most), tile))
     return tuple(variants)
+
+
+def _bits_of(weight: str) -> int:
+    """Of a code of a weight type."""
+    return 4 if weight == "iq4" else DTYPES[weight].bits
 
 
 def variant_of(site: Site, rows: int, tile: Tile) -> Variant:
@@ -345,7 +350,7 @@ class _Call:
             **weight_constants(self.site.attributes, channels),
             "E2M1": weight == "f4e2m1",
             "BLOCK_M": self.tile.block_m,
-            "WEIGHTS_FIRST": DTYPES[weight].bits == 4 and self.tile.block_m < _WIDE_BLOCK,
+            "WEIGHTS_FIRST": _bits_of(weight) == 4 and self.tile.block_m < _WIDE_BLOCK,
             "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }
 

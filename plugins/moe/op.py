@@ -68,7 +68,7 @@ MOE = FusedOp(
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4"),
+            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "iq4"),
             cpp_enum="DType",
         ),
         Attribute(

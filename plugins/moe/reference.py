@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate, sigmoid
 from trtc.plugins.compact import unpack_compact_experts
+from trtc.plugins.iq4 import values_of
 from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.moe.routing import Routing, route
 from trtc.plugins.products import scaled_product
@@ -70,6 +71,8 @@ def reference(
             None if values is None else unpack_columns(values)
             for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
         )
+    if weight_dtype == "iq4":
+        gate_up, down = values_of(gate_up), values_of(down)
     if layout == "tiles":
         gate_up, down = untile(gate_up, CHANNELS), untile(down, CHANNELS)
         gate_up_scale, down_scale = untile_groups(gate_up_scale), untile_groups(down_scale)

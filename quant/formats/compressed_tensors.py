@@ -5,9 +5,12 @@
                       codes less 2^(bits-1)              weight_zero_point i32 [N*bits/32, G]
     int-quantized     weight i8 [N, K]                   weight_scale [1], [N, 1] or [N, G]
     float-quantized   weight F8_E4M3 [N, K]              weight_scale [1], [N, 1] or [N/b, K/b]
+    iq4-packed        weight_packed i32 [N, K/8]         weight_scale u8 [N, G], and
+                      codes of plugins/iq4.py            weight_scale_2 f32 []
 
-Static activations add input_scale [1]. Dynamic ones, by token, or by token and group where weights
-have blocks, are quantised so where they are of the type of the weights and these have no groups.
+The last is trtc's own, for what its builds calibrate and read again. Static activations add
+input_scale [1]. Dynamic ones, by token, or by token and group where weights have blocks, are
+quantised so where they are of the type of the weights and these have no groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from trtc.plugins.iq4 import GROUPS, scales_of
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
@@ -43,7 +47,8 @@ from trtc.quant.scheme import (
     WeightFormat,
 )
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+IQ4_PACKED = "iq4-packed"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", IQ4_PACKED)
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
 _MAX_GROUPS = 64
@@ -173,9 +178,11 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
         raise unsupported("weights", declared, "quantised weights")
     kind = expect(declared, "type", "int", "float", default="int")
     bits = expect(declared, "num_bits", 4, 8)
-    packed = name == "pack-quantized"
+    packed = name in ("pack-quantized", IQ4_PACKED)
     if (kind == "float" and (bits, packed) != (8, False)) or (bits == 4 and not packed):
         raise unsupported("weights.num_bits", bits, f"other widths than {kind}{bits} in {name}")
+    if name == IQ4_PACKED:
+        return _iq4_weights(bits, declared)
     symmetric = expect(declared, "symmetric", True, False, default=True)
     if not symmetric and not (packed and bits == 4):
         raise unsupported("weights.symmetric", False, "zero points in 4-bit packed weights only")
@@ -197,6 +204,13 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
         if strategy == "block"
         else None,
     )
+
+
+def _iq4_weights(bits: int, declared: Mapping[str, Any]) -> _Weights:
+    size = expect(declared, "group_size", *GROUPS)
+    if bits != 4:
+        raise unsupported("weights.num_bits", bits, "4 bits of iq4")
+    return _Weights(True, "iq4", bits, True, "group", size, None)
 
 
 def _default_strategy(declared: Mapping[str, Any]) -> str:
@@ -255,6 +269,7 @@ def _scheme_of(group: _Group) -> Scheme:
         ("i8", "dynamic"): "int8_dynamic",
         ("i8", "exact"): "int8_weights",
         ("i4", "exact"): "int4_gptq",
+        ("iq4", "exact"): "iq4",
     }[weights.weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
@@ -276,7 +291,11 @@ def _linear(
     tensors = {"weight": source}
     scale = f"{prefix}.weight_scale"
     group_size = weights.group_size
-    if weights.block is None:
+    if weights.weight == "iq4":
+        stored.require(scale, ("U8",), (rows, num_groups(scale, columns, weights.group_size or 1)))
+        stored.require(f"{scale}_2", ("F32",), ())
+        tensors["weight_scale"] = TensorSource((scale, f"{scale}_2"), scales_of)
+    elif weights.block is None:
         tensors["weight_scale"] = stored.group_scale(scale, rows, columns, group_size)
     else:
         tensors["weight_scale"], group_size = block_scale(
@@ -306,7 +325,8 @@ def _weight(stored: StoredTensors, prefix: str, weights: _Weights) -> tuple[Tens
         return TensorSource((name,)), rows, columns
     name = f"{prefix}.weight_packed"
     rows, words = stored.matrix(name, "I32")
-    read = partial(_unpacked, bits=weights.bits, symmetric=weights.symmetric)
+    is_signed = weights.symmetric and weights.weight != "iq4"
+    read = partial(_unpacked, bits=weights.bits, symmetric=is_signed)
     return TensorSource((name,), read), rows, words * 32 // weights.bits
 
 

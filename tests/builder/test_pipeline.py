@@ -53,7 +53,7 @@ from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
 
-BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "int4_g32", "fp8", "int8")
+BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "iq4", "fp8", "int8")
 """A recipe of MODEL."""
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
@@ -221,7 +221,7 @@ def test_every_site_has_the_format_of_the_recipe(mixed: BuildResult) -> None:
         site: weight_dtypes(mixed.path, "layers.0.", site)
         for site in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
     }
-    assert list(stored.values()) == [("i4",), ("i8",), ("bf16",), ("i4",)], stored
+    assert list(stored.values()) == [("i4",), ("i8",), ("bf16",), ("iq4",)], stored
     assert manifest.accuracy is not None
     measured = {error.layer for error in manifest.accuracy.layers}
     assert "model.layers.0.self_attn.o_proj" in measured
@@ -236,7 +236,7 @@ def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
     assert "What each site is stored in" in page and "self_attn.qkv_proj\nint4_g128" in page
     lines = io.StringIO()
     Console(file=lines, width=200).print(engine_table(mixed.path, mixed.manifest))
-    assert "int4_g128 2, int4_g32 1, int8 1, int8_g128 2 sites" in lines.getvalue()
+    assert "int4_g128 2, int8 1, int8_g128 2, iq4 1 sites" in lines.getvalue()
 
 
 def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The `trtc` group: help without imports, errors as one line, exit statuses, pipes and Ctrl-C."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -116,6 +118,19 @@ def test_what_click_refuses_is_one_line_as_all_else(
 def test_shells_complete_values(words: list[str], last: str, expected: list[str]) -> None:
     complete = ShellComplete(cli, {}, "trtc", "_TRTC_COMPLETE")
     assert [item.value for item in complete.get_completions(words, last)] == expected
+
+
+def test_weights_that_no_checkpoint_holds_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.json"
+    site = "model.layers.0.mlp.down_proj"
+    recipe.write_text(json.dumps({"trtc_recipe": 1, "sites": {site: "iq4_g16"}}))
+    asked = ["quantize", "--model", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main([*asked, "--dtype", "iq4"]) == main([*asked, "--recipe", str(recipe)])
+    err = capsys.readouterr().err
+    assert "--dtype: no checkpoint layout" in err and "has iq4 weights" in err
+    assert f"--recipe: {site}: no checkpoint layout" in err and "has iq4_g16 weights" in err
 
 
 def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

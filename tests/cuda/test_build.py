@@ -106,7 +106,7 @@ def test_linears_are_kept_in_bf16(engine: BuildResult) -> None:
 
 
 def test_every_site_has_the_format_of_the_recipe(tmp_path: Path) -> None:
-    by_hand = in_turn(2, "int4_g128", "int8_g128", "int4_g32", "fp8", "int8", "bf16")
+    by_hand = in_turn(2, "int4_g128", "int8_g128", "iq4", "fp8", "int8", "bf16")
     recipe = write_recipe(tmp_path / "recipe.json", by_hand)
     result = built(tmp_path / "engine", None, recipe=recipe, eval_tokens=512)
     assert result.manifest.scheme.formats == by_hand

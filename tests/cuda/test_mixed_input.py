@@ -18,6 +18,7 @@ from tests.support.mixed_input_launch import run_few  # noqa: E402
 from trtc.plugins.gemm.mixed_input_tactics import Few  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
+BYTES: dict[str, Any] = {"layout": "tiles", "bytes": True}
 ROWS: dict[str, Any] = {"layout": "row_major"}
 CASES = [
     (Case("bf16", "i4", 64, 512, 128, **TILES), Few(8, 1, 2, 2, 3)),
@@ -34,6 +35,8 @@ CASES = [
     (Case("bf16", "u4", 32, 512, **TILES, residual=True), Few(1, 2, 1, 1, 2, 2, digits=True)),
     (Case("bf16", "i4", 32, 1280, 128, **TILES), Few(8, 1, 1, 2, 4, early=2)),
     (Case("bf16", "i4", 32, 512, 128, **TILES), Few(1, 1, 2, 2, 2, digits=True, early=1)),
+    (Case("bf16", "iq4", 64, 512, 32, **BYTES, out="f32"), Few(1, 1, 2, 2, 3)),
+    (Case("bf16", "iq4", 80, 384, 32, **BYTES, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 48, 512, 128, **ROWS, out="f32"), Few(1, 1, 3, 2, 3)),
     (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),

@@ -1,5 +1,7 @@
 """Kernels of narrow linears compile for every SM, and take what they declare."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
@@ -13,17 +15,22 @@ needs_triton()
 from trtc.plugins.gemm import mixed_input  # noqa: E402
 from trtc.plugins.gemm.mixed_input_tactics import Weight, few_tactics, shared_bytes  # noqa: E402
 
+WEIGHTS: Mapping[str, Mapping[str, str]] = {
+    "i4": {"weight": "i4", "weight_scale": "f32"},
+    "iq4": {"weight": "u4", "weight_scale": "u8", "scale_unit": "f32"},
+}
 
-def linear_site(sm: int, columns: int, depth: int) -> Site:
+
+def linear_site(sm: int, columns: int, depth: int, weight: str, group_size: int) -> Site:
     return Site(
-        dtypes={"x": "bf16", "weight": "i4", "weight_scale": "f32", "out": "bf16"},
+        dtypes={"x": "bf16", **WEIGHTS[weight], "out": "bf16"},
         strides={"x": depth, "out": columns},
         axes={"N": columns, "K": depth},
         attributes={
             "N": columns,
-            "group_size": 128,
-            "weight_dtype": "i4",
-            "layout": "tiles",
+            "group_size": group_size,
+            "weight_dtype": weight,
+            "layout": "tiles" if group_size >= 32 else "row_major",
             "activation": "exact",
             "softcap": 0.0,
             "out_dtype": "bf16",
@@ -40,13 +47,20 @@ def is_cuda(variant: Variant) -> bool:
     return isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
 
 
-@pytest.mark.parametrize("sm", ARCHS)
-def test_mixed_input_gemms_compile(sm: int) -> None:
+@pytest.mark.parametrize(
+    ("weight", "group", "sm"),
+    [
+        *((weight, group, sm) for weight, group in (("i4", 128), ("iq4", 32)) for sm in ARCHS),
+        ("iq4", 16, 90),
+    ],
+)
+def test_mixed_input_gemms_compile(weight: str, group: int, sm: int) -> None:
     """The smallest and the largest numbers of rows of each kernel."""
-    variants = mixed_input.lower_mixed_input(linear_site(sm, 16384, 4096))
+    variants = mixed_input.lower_mixed_input(linear_site(sm, 16384, 4096, weight, group))
     few = [variant for variant in variants if is_cuda(variant)]
+    assert bool(few) == (group >= 32)
     more = variants[len(few) : -1]
-    for variant in (few[0], few[-1], *more[-1:], variants[-1]):
+    for variant in (*few[:1], *few[-1:], *more[-1:], variants[-1]):
         for kernel in compiled(variant, sm):
             assert kernel.entry == "widen_weight" or b"mma" in kernel.ptx
 

@@ -22,6 +22,7 @@ from trtc.plugins.gemm.mixed_input_sm90 import Cut, cut_variants, cuts  # noqa: 
 from trtc.plugins.gpu.arch import SM_90  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
+BYTES: dict[str, Any] = {"layout": "tiles", "bytes": True}
 ROWS: dict[str, Any] = {"layout": "row_major"}
 CASES = [
     (Case("bf16", "i4", 64, 1024, 128, **TILES), Cut(16, 1), 16),
@@ -35,6 +36,8 @@ CASES = [
     (Case("bf16", "i4", 64, 256, 128, **TILES), Cut(128, 1), 100),
     (Case("bf16", "i4", 64, 128, 128, **TILES, bias=True), Cut(16, 1, 4, 2), 10),
     (Case("bf16", "i4", 192, 2560, 128, **TILES), Cut(8, 1), 6),
+    (Case("bf16", "iq4", 96, 512, 32, **BYTES, bias=True, residual=True), Cut(16, 1, 2, 2), 16),
+    (Case("bf16", "iq4", 80, 256, 32, **BYTES, out="f32"), Cut(8, 1), 5),
     (Case("bf16", "i8", 80, 640, 128, **ROWS, out="f32"), Cut(16, 1), 12),
     (Case("bf16", "i8", 208, 384, **ROWS, softcap=2.0, out="f32"), Cut(8, 2, row_blocks=2), 11),
     (Case("bf16", "i8", 64, 1024, 256, **ROWS, bias=True, residual=True), Cut(8, 1, 2, 2), 8),
@@ -53,7 +56,8 @@ def run(
 
 def weight_of(case: Case) -> Weight:
     bits = 8 if case.weight == "i8" else 4
-    return Weight(case.columns, case.depth, case.group or case.depth, bits, case.zero)
+    group = case.group or case.depth
+    return Weight(case.columns, case.depth, group, bits, case.zero, byte_scales=case.bytes)
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -10,6 +10,7 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import Work, interpret_work, needs_triton
+from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 from trtc.protos.errors import UnsupportedError
@@ -35,10 +36,14 @@ CASES = [
     Case("f32", "i4", 33, 64, 32, layout="row_major", out="f32"),
     Case("f32", "u4", 16, 128, 32, zero=True, layout="tiles", out="f32"),
     Case("f32", "i8", 16, 21, layout="row_major", out="f32"),
+    Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True, softcap=3.0),
+    Case("bf16", "iq4", 37, 96, 16, layout="row_major", bytes=True, residual=True),
+    Case("f32", "iq4", 16, 64, 32, layout="row_major", out="f32"),
 ]
 WIDENED = [
     Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
     Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
+    Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True),
     Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
     Case("bf16", "f8e4m3", 48, 256, 128, layout="row_major"),
 ]
@@ -79,6 +84,10 @@ def dequantised(call: KernelCall, case: Case) -> np.ndarray:
     )
     if case.layout == "tiles":
         weight, scale, zero = untile(weight, CHANNELS), untile_groups(scale), untile_groups(zero)
+    if case.weight == "iq4":
+        weight = values_of(weight)
+    if case.bytes:
+        scale = scales_of(scale, call.inputs["scale_unit"][:, None])
     values = weight.astype(np.float32)
     group = case.group or case.depth
     if zero is not None:

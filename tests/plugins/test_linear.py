@@ -17,12 +17,14 @@ from tests.support.kernels import (
 from tests.support.linear_calls import CASES, Case, linear_call, take_rows
 from tests.support.operands import random_array
 from tests.support.weights import in_memory, stored, stored_groups
+from trtc.plugins.iq4 import VALUES
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 CALLS = [linear_call(np.random.default_rng(40 + i), case) for i, case in enumerate(CASES)]
 EVERY_CODE = Case("bf16", "f8e4m3", 254, 1, out="f32")
 EXTREMES = Case("i8", "i8", 16, 2049, input_scale=True, out="f32")
+IQ4_EXTREMES = Case("bf16", "iq4", 16, 264, 32, bytes=True, activation="dynamic_i8", out="f32")
 NIBBLE_EXTREMES = Case("bf16", "i4", 16, 264, 128, activation="dynamic_i8", out="f32")
 
 
@@ -57,12 +59,29 @@ def nibble_extremes_call() -> KernelCall:
     return replace(call, inputs=inputs)
 
 
+def iq4_extremes_call() -> KernelCall:
+    """The largest number or the least by int8 of 127 or -127: as bytes of 7 bits, 125 and 0."""
+    call = linear_call(np.random.default_rng(0), IQ4_EXTREMES, rows=3)
+    x = np.array([[-1], [1], [-1]], NUMPY_DTYPES["bf16"]).repeat(264, axis=1)
+    weight = np.full((16, 264), 15, NUMPY_DTYPES["u4"])
+    weight[1::2] = 0
+    scales = stored_groups(np.full((16, 9), 112, np.uint8), "packed")
+    inputs = {"x": x, "weight": stored(weight, "iq4", "packed"), "weight_scale": scales}
+    return replace(call, inputs={**inputs, "scale_unit": np.ones(16, np.float32)})
+
+
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
     return compile_kernels(
         [
             in_memory(call)
-            for call in [*CALLS, every_code_call(), extremes_call(), nibble_extremes_call()]
+            for call in [
+                *CALLS,
+                every_code_call(),
+                extremes_call(),
+                nibble_extremes_call(),
+                iq4_extremes_call(),
+            ]
         ],
         request.param,
     )
@@ -113,6 +132,12 @@ def test_int8_sums_are_exact(library):
 def test_sums_of_the_largest_nibbles_do_not_overflow(library):
     out = library.run(in_memory(nibble_extremes_call()))["out"]
     columns = np.where(np.arange(16) % 2, -8, 7) * 264
+    assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
+
+
+def test_sums_of_the_largest_codes_do_not_overflow(library):
+    out = library.run(in_memory(iq4_extremes_call()))["out"]
+    columns = np.where(np.arange(16) % 2, VALUES[0], VALUES[-1]) * 264
     assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
 
 

@@ -24,7 +24,7 @@ def correlated(tokens: int, depth: int, seed: int) -> torch.Tensor:
 
 
 def nearest(weight: torch.Tensor) -> torch.Tensor:
-    scales = search_scales(weight, GROUP).repeat_interleave(GROUP, 1)
+    scales = search_scales(weight, GROUP)[0].repeat_interleave(GROUP, 1)
     return (weight / scales).round().clamp(-8, 7) * scales
 
 
@@ -61,7 +61,7 @@ def test_columns_are_rounded_as_the_papers_define() -> None:
     """By solving for the columns that are left each time, in float64 and in the order of power."""
     torch.manual_seed(0)
     weight, x = torch.randn(8, 64), correlated(256, 64, 0)
-    scales = search_scales(weight, GROUP).double().repeat_interleave(GROUP, 1)
+    scales = search_scales(weight, GROUP)[0].double().repeat_interleave(GROUP, 1)
     gram = (x.T @ x).double()
     gram += torch.eye(64) * PLAIN.damping * gram.diagonal().mean()
     order = (x.T @ x).diagonal().argsort(descending=True).tolist()
@@ -94,7 +94,7 @@ def test_scales(seed: int, magnitude: float) -> None:
     """Of bf16's precision, of the sign that lets the largest weight reach -8, never zero."""
     weight = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, 2 * GROUP)))
     weight = weight.float() * magnitude
-    scales = search_scales(weight, GROUP)
+    scales, _ = search_scales(weight, GROUP)
     assert scales.shape == (4, 2) and torch.equal(scales, scales.bfloat16().float())
     groups = weight.reshape(4, 2, GROUP)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
@@ -108,7 +108,9 @@ def test_searched_scales_beat_the_largest_weight_at_seven() -> None:
     torch.manual_seed(0)
     weight = torch.randn(256, 4 * GROUP)
     usual = weight.reshape(256, 4, GROUP).abs().amax(-1) / 7
-    assert squares(weight, search_scales(weight, GROUP)).sum() < 0.85 * squares(weight, usual).sum()
+    assert (
+        squares(weight, search_scales(weight, GROUP)[0]).sum() < 0.85 * squares(weight, usual).sum()
+    )
 
 
 def squares(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

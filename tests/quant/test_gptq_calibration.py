@@ -41,6 +41,7 @@ CASES = [
     ("granite_moe", "int4"),
     ("gemma4_e", "int4"),
     ("gemma4_moe", "int4"),
+    ("qwen3_moe", "iq4"),
 ]
 
 

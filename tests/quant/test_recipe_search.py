@@ -37,7 +37,7 @@ def only(search: RecipeSearch, site: str, name: str) -> FormatRecipe:
 
 
 def test_scores_rank_as_measured_divergences_do(search: RecipeSearch) -> None:
-    keys = [key for key in search.scores if key[1] in ("int4_g128", "int4_g32", "int8_g128")]
+    keys = [key for key in search.scores if key[1] in ("int4_g128", "iq4_g16", "int8_g128")]
     measured = [search.measure(only(search, *key)).mean for key in keys]
     scores = [search.scores[key] for key in keys]
     ranks = [np.argsort(np.argsort(values)) for values in (scores, measured)]
@@ -73,5 +73,5 @@ def test_the_same_inputs_give_the_same_recipes(
     with recipe_search(*inputs, HELDOUT, lambda step: steps.append(str(step))) as again:
         assert again.scores == search.scores
         assert again.within_bits(5.0) == search.within_bits(5.0)
-    assert any("rounding all linears to int4_g32" in step for step in steps)
+    assert any("rounding all linears to iq4_g16" in step for step in steps)
     assert any("scoring 5 formats of every site" in step for step in steps)

@@ -26,6 +26,8 @@ def test_linears_that_are_one_matrix_are_one_site(linear: str, site: str) -> Non
     [
         ("int4_g128", 4.125),
         ("int4_g32", 4.5),
+        ("iq4", 4.25),
+        ("iq4_g16", 4.5),
         ("int8_g128", 8.125),
         ("int8", 8 + 16 / 512),
         ("fp8", 8 + 16 / 512),

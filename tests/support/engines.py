@@ -28,6 +28,7 @@ from trtc.builder.request import BuildRequest
 from trtc.builder.targets.base import CompileRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.plugins.iq4 import scales_of
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import (
     GRAPH_FILE,
@@ -205,7 +206,7 @@ class LivelyReader:
     kernel could hide behind it.
     """
 
-    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "f4e2m1": 2.0, "i8": 40.0, "i4": 2.5}
+    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "f4e2m1": 2.0, "i8": 40.0, "i4": 2.5, "iq4": 37.0}
     _ACTIVATION_SCALE: ClassVar = {
         "f8e4m3": 4 / 448,
         "f4e2m1": 4 / 6 / 448,
@@ -235,7 +236,13 @@ class LivelyReader:
             return np.asarray(1 / (64 * self._std * np.sqrt(weight[1])), np.float32)
         if name.endswith("weight_scale"):
             weight = self._dummy.tensors[name.removesuffix("_scale")][1]
-            return np.float32(1 / (self._std * np.sqrt(weight[1]))) * jitter
+            size = np.float32(1 / (self._std * np.sqrt(weight[1])))
+            if self._scheme.weight == "iq4":
+                # Sizes of 0.5 to 2 units, of either sign.
+                codes = random.integers(96, 128, values.shape, np.uint8)
+                codes |= random.choice(np.array((0, 128), np.uint8), values.shape)
+                return scales_of(codes, np.exp2(np.floor(np.log2(size))))
+            return size * jitter
         return values
 
 

@@ -25,6 +25,8 @@ class Case:
     depth: int
     group: int = 0
     zero: bool = False
+    bytes: bool = False
+    """Scales are bytes, with a unit a row."""
     activation: str = "exact"
     layout: str = "packed"
     input_scale: bool = False
@@ -37,7 +39,9 @@ class Case:
 
     def __str__(self) -> str:
         kind = f"{self.x}x{self.weight}-{self.columns}x{self.depth}"
-        return f"{kind}-{self.activation}-{self.layout}" + ("-zero" if self.zero else "")
+        return f"{kind}-{self.activation}-{self.layout}" + (
+            "-zero" if self.zero else "-bytes" if self.bytes else ""
+        )
 
 
 CASES = [
@@ -67,6 +71,11 @@ CASES = [
     Case("bf16", "i4", 17, 72, activation="dynamic_i8", out="f32"),
     Case("bf16", "i4", 17, 48, 16, activation="dynamic_i8", layout="row_major"),
     Case("bf16", "u4", 100, 136, 32, zero=True, activation="dynamic_i8", bias=True),
+    Case("bf16", "iq4", 97, 1096, 32, bytes=True, activation="dynamic_i8", out="f32"),
+    Case("bf16", "iq4", 170, 264, 16, bytes=True, activation="dynamic_i8", bias=True),
+    Case("bf16", "iq4", 33, 136, 32, activation="dynamic_i8", layout="row_major", bytes=True),
+    Case("bf16", "iq4", 97, 264, 32, bytes=True, bias=True, residual=True),
+    Case("bf16", "iq4", 40, 72, 32, layout="row_major"),
     Case("bf16", "i8", 97, 1092, 128, activation="dynamic_i8", out="f32"),
     Case("bf16", "i8", 17, 70, activation="dynamic_i8"),
     Case("bf16", "i8", 40, 48, 16, activation="dynamic_i8", layout="row_major"),
@@ -79,6 +88,7 @@ CASES = [
     Case("f32", "i8", 16, 12, out="f32"),
     Case("f32", "i4", 16, 64, 32, out="f32"),
     Case("f32", "u4", 16, 64, 32, zero=True, out="f32"),
+    Case("f32", "iq4", 16, 64, 32, out="f32"),
 ]
 
 
@@ -99,6 +109,10 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         scales = random_scales(
             rng, case.columns, depth=case.depth, group=case.group, dtype=case.weight, x_dtype=case.x
         )
+        if case.bytes:
+            scales = rng.integers(0, 256, scales.shape).astype(np.uint8)
+            unit = 2.0 ** -rng.integers(7, 11, case.columns).astype(np.float32)
+            inputs["scale_unit"] = unit / np.float32(_root(case.depth))
         inputs["weight_scale"] = stored_groups(scales, case.layout)
     if case.zero:
         zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
@@ -122,6 +136,11 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         "out_dtype": case.out,
     }
     return KernelCall(LINEAR, attributes, inputs)
+
+
+def _root(depth: int) -> float:
+    """The power of two that is nearest to the square root."""
+    return float(2.0 ** np.rint(np.log2(depth) / 2))
 
 
 def take_rows(call: KernelCall, rows: slice) -> KernelCall:

@@ -81,6 +81,7 @@ CASES = [
     Case("bf16", "u4", 48, 32, 16, zero=True, quant="dynamic_i8", layout="row_major"),
     Case("bf16", "f8e4m3", 96, 64, 32, quant="dynamic_f8e4m3"),
     Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", pre_scale=True),
+    Case("bf16", "iq4", 64, 32, 32, quant="dynamic_i8"),
     Case("f32", "f32", 24, 20, **GPT_OSS),
     Case("bf16", "bf16", 48, 41, layout="row_major", **GPT_OSS),
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),

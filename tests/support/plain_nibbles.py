@@ -3,6 +3,10 @@
 import triton
 import triton.language as tl
 
+from trtc.plugins.iq4 import VALUES
+
+NUMBERS = tl.constexpr(VALUES)
+
 
 @triton.jit
 def numbers(packed, SIGNED: tl.constexpr):
@@ -16,6 +20,19 @@ def numbers(packed, SIGNED: tl.constexpr):
 def bf16_nibbles(packed, SIGNED: tl.constexpr):
     even, odd = numbers(packed, SIGNED)
     return even.to(tl.bfloat16), odd.to(tl.bfloat16)
+
+
+@triton.jit
+def bf16_iq4(packed):
+    return number_of_iq4(packed & 15).to(tl.bfloat16), number_of_iq4(packed >> 4).to(tl.bfloat16)
+
+
+@triton.jit
+def number_of_iq4(code):
+    number = tl.zeros_like(code.to(tl.float32))
+    for i in tl.static_range(16):
+        number = tl.where(code == i, NUMBERS[i], number)
+    return number
 
 
 @triton.jit

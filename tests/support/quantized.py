@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.iq4 import values_of
 from trtc.quant.fused_experts import FUSED_EXPERTS
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear
 
@@ -54,7 +55,8 @@ def dequantized(
     scales are in units of weight_scale_2."""
     linear = quantization.linears[prefix]
     found = canonical(linear, tensors)
-    weight = found["weight"].astype(np.float64)
+    codes = found["weight"]
+    weight = (values_of(codes) if linear.weight == "iq4" else codes).astype(np.float64)
     scale = found["weight_scale"].astype(np.float64)
     zero = found["weight_zero"].astype(np.float64) if linear.has_zero_point else np.zeros((1, 1))
     is_nvfp4 = linear.weight == "f4e2m1"

@@ -111,6 +111,7 @@ def _replace_assembly() -> None:
     from trtc.plugins.gemm.triton import weights
 
     weights.bf16_nibbles = plain_nibbles.bf16_nibbles
+    weights.bf16_iq4 = plain_nibbles.bf16_iq4
     weights.bf16_e2m1 = plain_nibbles.bf16_e2m1
 
 

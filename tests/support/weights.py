@@ -15,11 +15,13 @@ from trtc.plugins.tiles import CHANNELS, tile
 Array = NDArray[Any]
 
 _NIBBLES = ("i4", "u4", "f4e2m1")
-_LIMITS = {"i8": 128, "i4": 8, "u4": 16}
+_LIMITS = {"i8": 128, "i4": 8, "u4": 16, "iq4": 70}
 
 
 def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
     """Normal values for floats, uniform codes over the whole range for integers."""
+    if dtype == "iq4":
+        return rng.integers(0, 16, shape).astype(NUMPY_DTYPES["u4"])
     if dtype in _LIMITS:
         low = 0 if dtype == "u4" else -_LIMITS[dtype]
         high = 16 if dtype == "u4" else _LIMITS[dtype]
@@ -38,7 +40,7 @@ def random_scales(
     groups = -(-depth // group) if group else 1
     size = _LIMITS.get(dtype, 1) * _LIMITS.get(x_dtype, 1) * depth**0.5
     scales: Array = rng.uniform(0.5, 1.5, (*columns, groups)) / size
-    if group and dtype in ("i4", "u4"):
+    if group and dtype in ("i4", "u4", "iq4"):
         scales *= rng.choice([-1, 1], scales.shape)
     return scales.astype(np.float32)
 

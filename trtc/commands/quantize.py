@@ -13,7 +13,7 @@ from rich.table import Table
 from trtc.commands.checkpoint_options import calibration_options, model_options
 from trtc.commands.phases import phases
 from trtc.commands.values import one_of
-from trtc.protos.errors import RequestError
+from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.outputs import new_directory, refuse_occupied
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.keep import parse_keep
@@ -22,7 +22,13 @@ from trtc.quant.record import CHECKPOINT, write_record
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Scheme, scheme_named
 from trtc.version import __version__
 
-SCHEME_NAMES = tuple(name for name in BUILDABLE if SCHEMES[name].calibration is not None)
+_UNPUBLISHED = "iq4"
+"""Weights that no checkpoint layout of others holds."""
+SCHEME_NAMES = tuple(
+    name
+    for name in BUILDABLE
+    if SCHEMES[name].calibration is not None and SCHEMES[name].weight != _UNPUBLISHED
+)
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
 _WORST_LAYERS = 5
 
@@ -116,12 +122,18 @@ def _scheme(dtype: str | None, recipe: Path | None, keep: tuple[str, ...]) -> Sc
                     field=field,
                     remedy="Leave one of the two out",
                 )
-        return read_recipe(recipe)
+        found = read_recipe(recipe)
+        for site, one in found.formats.items():
+            if one.weight == _UNPUBLISHED:
+                raise _unpublished(one.name, f"--recipe: {site}")
+        return found
     if dtype is None:
         raise RequestError(
             "is missing", field="--dtype", remedy="Give one, or a recipe with --recipe"
         )
     scheme = scheme_named(dtype)
+    if scheme.weight == _UNPUBLISHED:
+        raise _unpublished(dtype, "--dtype")
     if dtype not in SCHEME_NAMES:
         raise RequestError(
             f"{dtype} is nothing to quantise to",
@@ -129,6 +141,14 @@ def _scheme(dtype: str | None, recipe: Path | None, keep: tuple[str, ...]) -> Sc
             remedy=f"Use one of {', '.join(SCHEME_NAMES)}",
         )
     return scheme
+
+
+def _unpublished(name: str, field: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"no checkpoint layout that other engines read has {name} weights",
+        field=field,
+        remedy=f"Give {name} to trtc build, or use int4_g32",
+    )
 
 
 def _document(facts: CalibrationFacts) -> dict[str, Any]:

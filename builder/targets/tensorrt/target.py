@@ -222,6 +222,12 @@ def check_scheme(scheme: Scheme, sm: int) -> None:
             field="--recipe",
             remedy="Use --dtype, or --target cpu or cuda",
         )
+    if scheme.weight == "iq4":
+        raise UnsupportedError(
+            "TensorRT has no iq4 weights",
+            field="--dtype",
+            remedy="Use int4, or --target cpu or cuda",
+        )
     if "f8e4m3" in (scheme.weight, scheme.activation) and not ARCHS[sm].has_e4m3:
         raise UnsupportedError(
             f"sm_{sm} has no E4M3 arithmetic",

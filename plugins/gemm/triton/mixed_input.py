@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.gemm.triton.weights import group_values, product, weight_tile
+from trtc.plugins.gemm.triton.weights import (
+    group_scales,
+    group_values,
+    product,
+    weight_tile,
+)
 from trtc.plugins.gpu.triton import launch_dependents, softcapped, wait_for_inputs
 
 
@@ -13,6 +18,7 @@ def multiply_mixed_input(
     weight,
     weight_scale,
     weight_zero,
+    scale_unit,
     input_scale,
     bias,
     residual,
@@ -58,6 +64,8 @@ def multiply_mixed_input(
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             x_scales=x_scales,
         )  # fmt: skip
+        if scale_unit is not None:
+            total = total * tl.load(scale_unit + column)[None, :]
         if input_scale is not None:
             total = total * tl.load(input_scale)
         if SCALES == 1:
@@ -81,6 +89,7 @@ def widen_weight(
     weight,
     weight_scale,
     weight_zero,
+    scale_unit,
     wide_weight,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -103,7 +112,9 @@ def widen_weight(
     tile = weight_tile(
         weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, tl.bfloat16
     ).to(tl.float32)
-    scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
+    scales = group_scales(weight_scale, column, begin, DEPTH, GROUP, TILES)
+    if scale_unit is not None:
+        scales = scales * tl.load(scale_unit + column)
     k = begin + tl.arange(0, BLOCK_K)
     # The product before this one may still read the buffer that this one writes.
     wait_for_inputs(OVERLAPS)

@@ -11,12 +11,49 @@ from collections.abc import Mapping
 import triton
 import triton.language as tl
 
+from trtc.plugins.iq4 import VALUES
 from trtc.protos.errors import UnsupportedError
 
 _MIN_DEPTH = 16
 """Channels that one product of the tensor cores sums."""
 E2M1_GROUP = tl.constexpr(32)
 """E2M1 weights that share a scale."""
+IQ4_CODES = tl.constexpr(2)
+"""The value of NIBBLES for codes of plugins/iq4.py."""
+_IQ4_LEAST = tl.constexpr(VALUES[0])
+_IQ4_WORDS = tuple(
+    int.from_bytes(bytes(value - VALUES[0] for value in VALUES[4 * i : 4 * i + 4]), "little")
+    for i in range(4)
+)
+"""By code, how much more each number is than the least, a byte each."""
+_IQ4_LOW = tl.constexpr(_IQ4_WORDS[1] << 32 | _IQ4_WORDS[0])
+_IQ4_HIGH = tl.constexpr(_IQ4_WORDS[3] << 32 | _IQ4_WORDS[2])
+_IQ4_MINUS = 0xC300 - VALUES[0]
+"""-(128 + how much less than zero the least is), a bf16."""
+_BF16_IQ4 = tl.constexpr(f"""{{
+        .reg .b32 index, which, low, high, first, second, one, minus;
+        and.b32 index, $4, 0x77777777;
+        shr.u32 which, $4, 1;
+        lop3.b32 which, which, 0x44444444, 0x32103210, 0xEA;
+        prmt.b32 low, {_IQ4_WORDS[0]}, {_IQ4_WORDS[1]}, index;
+        prmt.b32 high, {_IQ4_WORDS[2]}, {_IQ4_WORDS[3]}, index;
+        prmt.b32 first, low, high, which;
+        shr.u32 index, index, 16;
+        shr.u32 which, which, 16;
+        prmt.b32 low, {_IQ4_WORDS[0]}, {_IQ4_WORDS[1]}, index;
+        prmt.b32 high, {_IQ4_WORDS[2]}, {_IQ4_WORDS[3]}, index;
+        prmt.b32 second, low, high, which;
+        mov.b32 one, 0x3F803F80;
+        mov.b32 minus, {_IQ4_MINUS << 16 | _IQ4_MINUS};
+        prmt.b32 $0, first, 0x43434343, 0x4240;
+        prmt.b32 $1, second, 0x43434343, 0x4240;
+        prmt.b32 $2, first, 0x43434343, 0x4341;
+        prmt.b32 $3, second, 0x43434343, 0x4341;
+        fma.rn.bf16x2 $0, $0, one, minus;
+        fma.rn.bf16x2 $1, $1, one, minus;
+        fma.rn.bf16x2 $2, $2, one, minus;
+        fma.rn.bf16x2 $3, $3, one, minus;
+        }}""")
 
 
 def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
@@ -38,7 +75,7 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
         )
     return {
         "GROUP": group,
-        "NIBBLES": weight in ("i4", "u4"),
+        "NIBBLES": IQ4_CODES.value if weight == "iq4" else int(weight in ("i4", "u4")),
         "SIGNED": weight == "i4",
         "TILES": attributes["layout"] == "tiles",
         # The scales of E2M1 weights do not divide sums, and come four at a time.
@@ -87,7 +124,8 @@ def product(
         weight: with weight_scale and weight_zero (or None) [columns, DEPTH] and [columns, groups].
         column: [BLOCK_N] i64, the rows of `weight` that give the columns of the result.
         GROUP: channels that share a scale, a multiple of BLOCK_K; 0: all of them.
-        NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED.
+        NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED;
+            IQ4_CODES: codes of plugins/iq4.py.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
         E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
@@ -120,7 +158,7 @@ def product(
         else:
             first, second = x_tile, tile.T
         if GROUP > 0 and not E2M1:
-            scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
+            scales = group_scales(weight_scale, column, begin, DEPTH, GROUP, TILES)
             part = tl.dot(first, second, input_precision="ieee")
             part *= along(scales, WEIGHTS_FIRST)
             if x_scales is not None:
@@ -181,7 +219,10 @@ def weight_tile(
                 rows[:, None] + at[None, :], mask=(at < DEPTH // PACK)[None, :], other=0.0
             )
     if NIBBLES:
-        even, odd = nibbles(tile, SIGNED, OPERAND)
+        if NIBBLES == IQ4_CODES:
+            even, odd = iq4_numbers(tile, OPERAND)
+        else:
+            even, odd = nibbles(tile, SIGNED, OPERAND)
         tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
     tile = tile.to(OPERAND)
     if zeros is not None:
@@ -205,6 +246,19 @@ def group_values(
     else:
         at = column * GROUPS + group
     return tl.sum(tl.load(values + at[:, None] + tl.arange(0, 1)[None, :]), 1)
+
+
+@triton.jit
+def group_scales(
+    scales, column, begin, DEPTH: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr
+):
+    """The same of scales, in f32; bytes are those of plugins/iq4.py, in their unit."""
+    found = group_values(scales, column, begin, DEPTH, GROUP, TILES)
+    if scales.dtype.element_ty == tl.uint8:
+        code = found.to(tl.int32)
+        bits = ((code & 128) << 24) | ((code & 127) << 19) | (120 << 23)
+        found = bits.to(tl.float32, bitcast=True)
+    return found
 
 
 @triton.jit
@@ -304,6 +358,43 @@ def bf16_e2m1(packed, factor):
         }""",
         "=&r,=&r,=&r,=&r,r,r,r",
         [packed, factor],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def iq4_numbers(packed, OPERAND: tl.constexpr):
+    """The numbers of the codes in the low and the high halves of bytes, in the type OPERAND."""
+    if OPERAND.is_bf16():
+        even, odd = bf16_iq4(packed)
+    else:
+        even = iq4_number(packed & 15).to(OPERAND)
+        odd = iq4_number(packed >> 4).to(OPERAND)
+    return even, odd
+
+
+@triton.jit
+def iq4_number(code):
+    """i32 of codes, from the bytes of two words of 64 bits."""
+    LOW: tl.constexpr = _IQ4_LOW
+    HIGH: tl.constexpr = _IQ4_HIGH
+    word = tl.where(
+        code < 8, tl.full(code.shape, LOW, tl.int64), tl.full(code.shape, HIGH, tl.int64)
+    )
+    return ((word >> ((code & 7).to(tl.int64) * 8)) & 255).to(tl.int32) + _IQ4_LEAST
+
+
+@triton.jit
+def bf16_iq4(packed):
+    """Two words of the table have eight bytes, of which `prmt` takes four by four codes; the upper
+    bit of a code says which of the two results is its byte. 0x4300 | n is the bf16 128 + n.
+    """
+    return tl.inline_asm_elementwise(
+        _BF16_IQ4.value,
+        "=&r,=&r,=&r,=&r,r",
+        [packed],
         dtype=(tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=4,

@@ -78,6 +78,8 @@ def test_rows_have_scales_of_their_own(kind: Tiny) -> None:
         Tiny("bf16", gemma=True),
         Tiny("int4_awq", pre_scales=True),
         Tiny("int4_awq", zero_points=True),
+        Tiny("iq4", bias=True),
+        Tiny("iq4", experts=4),
         Tiny("int8_sq"),
         Tiny("fp8"),
     ],

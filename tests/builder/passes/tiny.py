@@ -32,6 +32,7 @@ from trtc.builder.spec import (
     RouterSpec,
 )
 from trtc.builder.weights import Tensor
+from trtc.plugins.iq4 import VALUES
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
 from trtc.protos.kv import CacheLayout
@@ -248,6 +249,12 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         zero = np.clip(np.rint(-low / scale), 0, 15)
         made["weight_zero"] = cast(zero[..., 0], "u4")
         codes, code_type = np.clip(np.rint(blocks / scale) + zero, 0, 15), "u4"
+    elif scheme.weight == "iq4":
+        # Scales that their bytes have: powers of two, of either sign.
+        largest = np.abs(blocks).max(-1, keepdims=True)
+        scale = np.exp2(np.ceil(np.log2(largest / 64))) * np.where(blocks[..., :1] < 0, -1, 1)
+        distance = np.abs((blocks / scale)[..., None] - np.asarray(VALUES))
+        codes, code_type = distance.argmin(-1), "u4"
     else:
         largest = np.abs(blocks).max(axis=None if kind.per_tensor else -1, keepdims=True)
         top = {"f8e4m3": 448.0, "i8": 127.0, "i4": 7.0, "i4_f8": 7.0}[scheme.weight]

@@ -1,0 +1,53 @@
+"""The numbers that 4-bit codes stand for, and the scales that their groups may have."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trtc.plugins.iq4 import VALUES
+
+_MANTISSA = 16
+"""Steps between two powers of two of scales in 8 bits (plugins/iq4.py)."""
+_LEAST, _LARGEST = 2.0**-7, 2.0 - 1 / _MANTISSA
+"""Of them, in their unit."""
+
+
+@dataclass(frozen=True)
+class CodeGrid:
+    """Numbers in ascending order; the first is the one of the largest magnitude."""
+
+    numbers: tuple[int, ...]
+    shares: tuple[float, float]
+    """Of the scale at which a group's largest weight is just represented: those worth trying."""
+    byte_scales: bool = False
+    """Scales are those of plugins/iq4.py; else bf16."""
+
+    def round(self, values: torch.Tensor) -> torch.Tensor:
+        """The nearest number of each value, in f32."""
+        first, last = self.numbers[0], self.numbers[-1]
+        if last - first + 1 == len(self.numbers):
+            return values.round().clamp_(first, last)
+        numbers = torch.tensor(self.numbers, dtype=torch.float32, device=values.device)
+        return numbers[torch.bucketize(values, (numbers[1:] + numbers[:-1]) / 2)]
+
+    def scale_unit(self, widest: torch.Tensor) -> torch.Tensor:
+        """What scales are multiples of [] f32, `widest` being those before the search."""
+        largest = widest.abs().max() * self.shares[1]
+        if not self.byte_scales or not bool(largest > 0):
+            return torch.ones((), device=widest.device)
+        return torch.exp2(torch.ceil(torch.log2(largest / _LARGEST)))
+
+    def round_scales(self, scales: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Scales as they are stored, in f32; none is zero."""
+        if not self.byte_scales:
+            return scales.bfloat16().float()
+        size = (scales.abs() / unit).clamp(_LEAST, _LARGEST)
+        power = torch.exp2(torch.floor(torch.log2(size)))
+        rounded = (size / power * _MANTISSA).round() / _MANTISSA * power * unit
+        return torch.copysign(rounded, scales)
+
+
+INT4 = CodeGrid(tuple(range(-8, 8)), (0.55, 1.1))
+IQ4 = CodeGrid(VALUES, (0.7, 1.2), byte_scales=True)
+GRIDS = {"i4": INT4, "iq4": IQ4}
+"""By the weights' type."""
