@@ -18,6 +18,8 @@ from tests.support.latent_calls import (
     step_of,
     write_call,
 )
+from tests.support.linear_calls import Case as Linear
+from tests.support.linear_calls import linear_call, take_rows
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
 from tests.support.moe_calls import GATELESS, GPT_OSS, ROUTERS, moe_call
@@ -36,6 +38,7 @@ from tests.support.sampling_oracle import (
     with_last_pending,
 )
 from tests.support.triton_kernels import Work, launches_of, needs_triton
+from trtc.plugins.gemm.mixed_input import lower_mixed_input
 from trtc.plugins.gpu.lowering import DIMS, Launch, Site
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -145,6 +148,26 @@ def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> N
         last = run_lowered(sliced(call, slice(rows - 1, rows)), run=gpu.run, sm=gpu.sm)
         for name, part in last.items():
             assert part.tobytes() == whole[name][-1:].tobytes(), "depends on the other rows"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Linear("bf16", "i4", HIDDEN, INTERMEDIATE, 128, layout="tiles", out="f32"),
+        Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 32, layout="tiles", bytes=True, out="f32"),
+        Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 16, layout="row_major", bytes=True, out="f32"),
+    ],
+    ids=str,
+)
+def test_4_bit_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
+    """Each kernel of ours, with as many rows as it takes."""
+    call = linear_call(rng, case, rows=256)
+    aligned = {**call.inputs, "x": np.ascontiguousarray(call.inputs["x"])}
+    call = replace(call, inputs=aligned)
+    for at, variant in enumerate(lower_mixed_input(site_of(call, "tokens", gpu.sm))):
+        if all(isinstance(launch, Launch) for launch in variant.work):
+            some = take_rows(call, slice(0, variant.max_rows))
+            assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
 
 @pytest.mark.parametrize(("rows", "variant"), [(1, 0), (4, 0), (17, 1), (200, 2), (700, 3)])
