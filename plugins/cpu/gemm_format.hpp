@@ -8,6 +8,7 @@
 // else in the batch.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -42,7 +43,8 @@ constexpr int block_depth(DType weight) {
     case DType::bf16: return 2;
     case DType::f4e2m1:
     case DType::i4:
-    case DType::u4: return 8;
+    case DType::u4:
+    case DType::iq4: return 8;
     default: return 4;
   }
 }
@@ -61,6 +63,17 @@ alignas(16) constexpr std::uint8_t kCompactHighBytes[16] = {0x00, 0x39, 0x3a, 0x
 // The numbers that E2M1 codes stand for.
 constexpr float kE2m1Values[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                    -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
+
+// The numbers that iq4 codes stand for (plugins/iq4.py), and, as unsigned bytes, how much more than
+// the least of them: 7 bits, whose products with int8 pairs of words have room for.
+constexpr int kIq4Values[16] = {-69, -57, -44, -34, -25, -18, -11, -5, 1, 7, 13, 20, 27, 35, 44, 56};
+constexpr int kIq4Offset = -kIq4Values[0];
+alignas(16) constexpr auto kIq4Bytes = [] {
+  std::array<std::uint8_t, 16> bytes{};
+  for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(kIq4Values[i] + kIq4Offset);
+  return bytes;
+}();
+static_assert(2 * (kIq4Values[15] + kIq4Offset) * 127 < 1 << 15);
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -98,12 +111,15 @@ constexpr int kMostPanels = kPanelsOfFewRows;
 //   X           element type of the activations as they are packed
 //   kGroup      input channels that share a weight scale; 0: all
 //   kHasZero    weights have zero points (u4 only)
-template <class X_, DType kWeight_, Multiply kMultiply, std::int64_t kGroup_, bool kHasZero_, Layout kLayout_>
+//   kByteScales scales of groups are bytes of plugins/iq4.py
+template <class X_, DType kWeight_, Multiply kMultiply, std::int64_t kGroup_, bool kHasZero_, Layout kLayout_,
+          bool kByteScales_ = false>
 struct Product {
   using X = X_;
   static constexpr DType kWeight = kWeight_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr bool kHasZero = kHasZero_;
+  static constexpr bool kByteScales = kByteScales_;
   static constexpr Path kPath = path_of<X, kWeight, kMultiply>();
   static constexpr std::int64_t kGroup = kGroup_;
   // Whether sums are scaled group by group inside the kernel.
@@ -115,16 +131,21 @@ struct Product {
   static constexpr int kStoredBytes = kCompact ? 3 * kBlockBytes : kBlockBytes;
   // Blocks that a block of weights widens to before it is multiplied.
   static constexpr int kCellDepth = cell_depth(kPath, kWeight);
-  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / kCellDepth;
+  static constexpr bool kMultipliesAsStored = kPath == Path::i8 || (kPath == Path::dynamic && kWeight != DType::iq4);
+  static constexpr int kExpansion = kMultipliesAsStored ? 1 : kBlockDepth / kCellDepth;
   static constexpr bool kExpands = kExpansion > 1;
   static constexpr int kCellsPerBlock = kBlockDepth / kCellDepth;
   static constexpr int kMaxHeight = max_height(kPath);
+  // Of a scale of a group, as kernels read it: bytes are widened once, but for dynamic products.
+  static constexpr bool kWidensScales = kByteScales && kPath != Path::dynamic;
+  static constexpr int kScaleBytes = kByteScales && !kWidensScales ? 1 : 4;
   // Times the sum of a row's int8: what unsigned codes of weights have too little, to start a sum
   // with; with zero points, what is to be multiplied with those first.
   static constexpr std::int32_t kSumOffset = kHasZero                 ? -1
                                              : kPlanes                ? -kPlanesOffset
                                              : kWeight == DType::i8 ? -128
                                              : kWeight == DType::i4 ? -8
+                                             : kWeight == DType::iq4 ? -kIq4Offset
                                                                     : 0;
   // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
   static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16 ? 0x1p8f : 1.f;
@@ -135,6 +156,7 @@ struct Product {
   static_assert(kPath != Path::dynamic || kWeight != DType::f4e2m1, "E2M1 is multiplied exactly");
   static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
   static_assert(!kCompact || (kWeight == DType::bf16 && !kGrouped), "compact are bf16, with a scale a column");
+  static_assert(!kByteScales || (kWeight == DType::iq4 && kGroup > 0), "byte scales are of groups of iq4");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
 
   static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }

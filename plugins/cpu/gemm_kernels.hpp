@@ -25,13 +25,15 @@ struct Step {
   const std::byte* ahead[P];     // for each panel: where as many blocks are that will be needed later
   std::int64_t cells;            // of the range
   std::int64_t group_cells;      // of a group; the last may have fewer
-  const float* w_scale[P];       // [groups][16]
-  const float* ahead_scale[P];   // those that the next step will need
+  const std::byte* w_scale[P];      // [groups][16], floats or, for DynamicKernel, bytes of iq4
+  const std::byte* ahead_scale[P];  // those that the next step will need
   const std::int32_t* w_zero;    // [groups][16], of the first panel
   std::int64_t zero_stride;      // elements from one panel's zero points to the next's
   const float* x_scale;          // [groups][R]
   const std::int32_t* x_offset;  // [groups][R]
 };
+
+TRTC_INLINE const float* float_scales(const std::byte* scales) { return reinterpret_cast<const float*>(scales); }
 
 // Whether steps of P panels are for few rows, which multiply about as fast as weights arrive.
 template <int P>
@@ -68,7 +70,7 @@ TRTC_INLINE void add_products(const Step<P>& s, Multiply&& multiply) {
       multiply(sums, group, begin, cells);
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         float* total = s.totals + r * P * kPanel + p * kPanel;
-        store(total, multiply_add(sums[r][p], load(s.w_scale[p] + group * kPanel), load(total)));
+        store(total, multiply_add(sums[r][p], load(float_scales(s.w_scale[p]) + group * kPanel), load(total)));
       });
     });
   } else {
@@ -147,22 +149,29 @@ struct WideningKernel {
 };
 #endif
 
-// How integer weights are stored: a block of bytes, of nibbles, or of the high nibbles of bytes whose
-// low ones are in another block (layout planes).
-enum class Stored { bytes, nibbles, planes };
+// How a kernel finds integer weights: a block of bytes, of bytes of 7 bits, of nibbles, of nibbles that
+// are codes of iq4, or of the high nibbles of bytes whose low ones are in another block (layout planes).
+enum class Stored { bytes, small_bytes, nibbles, iq4, planes };
 
 template <class Of>
-constexpr Stored kStoredAs = Of::kPlanes ? Stored::planes : Of::kBlockDepth == 8 ? Stored::nibbles : Stored::bytes;
+constexpr Stored kStoredAs = Of::kPlanes                   ? Stored::planes
+                             : Of::kWeight == DType::iq4   ? Stored::iq4
+                             : Of::kBlockDepth == 8        ? Stored::nibbles
+                                                           : Stored::bytes;
 
 // The parts in which a block of codes is multiplied.
 template <Stored kStored>
 struct Codes {
   static constexpr int kPartsOfBytes = kBytesAreWords ? 2 : 1;
-  static constexpr int kParts = kStored == Stored::nibbles ? 2 : kStored == Stored::planes ? 2 * kPartsOfBytes : kPartsOfBytes;
+  static constexpr bool kHalves = kStored == Stored::nibbles || kStored == Stored::iq4;
+  static constexpr int kParts = kHalves                         ? 2
+                                : kStored == Stored::planes      ? 2 * kPartsOfBytes
+                                : kStored == Stored::small_bytes ? 1
+                                                                 : kPartsOfBytes;
 
   template <int P>
   TRTC_INLINE static void fetch_ahead(const Step<P>& s, int p, std::int64_t block) {
-    const std::byte* ahead = s.ahead[p] + block * kBlockBytes;
+    const std::byte* ahead = s.ahead[p] + (kStored == Stored::small_bytes ? block / 2 : block) * kBlockBytes;
     fetch<kStreams<P>>(ahead);
     if constexpr (kStored == Stored::planes) fetch<kStreams<P>>(ahead + s.fine);
   }
@@ -172,8 +181,11 @@ struct Codes {
   TRTC_INLINE static I32x16 load_part(const Step<P>& s, const std::byte* w) {
     const I32x16 block = load_cells(w);
     if constexpr (kStored == Stored::bytes) return byte_part<part>(block);
-    if constexpr (kStored == Stored::nibbles) {
-      return bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
+    if constexpr (kStored == Stored::small_bytes) return block;
+    if constexpr (kHalves) {
+      const I32x16 nibbles = bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
+      if constexpr (kStored == Stored::iq4) return look_up(nibbles, kIq4Bytes.data());
+      return nibbles;
     }
     constexpr bool kFirst = part < kPartsOfBytes;  // of the two cells that a block has of a column
     const I32x16 fine = load_cells(w + s.fine), high_nibbles = splat(static_cast<std::int32_t>(0xf0f0f0f0));
@@ -183,6 +195,7 @@ struct Codes {
 
   TRTC_INLINE static void dot(I32x16& sum, I32x16 part, Cell x) {
     if constexpr (kStored == Stored::nibbles) return dot_nibbles(sum, part, x);
+    if constexpr (kStored == Stored::iq4 || kStored == Stored::small_bytes) return dot_small_bytes(sum, part, x);
     return dot_bytes(sum, part, x);
   }
 
@@ -257,7 +270,7 @@ struct ByteKernel {
 // int8, rounded by row and group, by weights of a group: an exact int32 sum, then one multiply-add
 // into the float total. Codes are unsigned: what their offset or zero points add to a sum is taken off
 // first.
-template <class Of>
+template <class Of, Stored kStored>
 struct DynamicKernel {
   template <int R, int P>
   static void run(const Step<P>& s) {
@@ -280,9 +293,12 @@ struct DynamicKernel {
   }
 
  private:
-  static constexpr Stored kStored = kStoredAs<Of>;
-  static constexpr int n = Of::kCellsPerBlock;
-  static_assert(n == Codes<kStored>::kParts);
+  static constexpr int n = Codes<kStored>::kParts;  // cells of a block
+
+  TRTC_INLINE static F32x16 scales_of(const std::byte* p) {
+    if constexpr (Of::kByteScales) return byte_scales(reinterpret_cast<const std::uint8_t*>(p));
+    return load(float_scales(p));
+  }
 
   // The last block of a group, each row followed by its scaling: products go on meanwhile, where
   // scaling all sums in one go would keep them waiting.
@@ -292,12 +308,13 @@ struct DynamicKernel {
     // Copies: for all that a compiler knows, a total is stored over a field of the step.
     const float* x_scale = s.x_scale + group * R;
     float* totals = s.totals;
-    const float* w_scale[P];
+    F32x16 w_scale[P];
     I32x16 codes[n][P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      w_scale[p] = s.w_scale[p] + group * kPanel;
-      fetch<kStreams<P>>(reinterpret_cast<const std::byte*>(s.ahead_scale[p] + group * kPanel));
+      constexpr std::int64_t kBytes = kPanel * Of::kScaleBytes;
+      w_scale[p] = scales_of(s.w_scale[p] + group * kBytes);
+      fetch<kStreams<P>>(s.ahead_scale[p] + group * kBytes);
       Codes<kStored>::fetch_ahead(s, p, last);
       const std::byte* block = s.w + p * s.panel_stride + last * kBlockBytes;
       Codes<kStored>::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
@@ -315,7 +332,7 @@ struct DynamicKernel {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         float* total = totals + (r * P + p) * kPanel;
-        const F32x16 scale = gemm::multiply(load(w_scale[p]), splat(x_scale[r]));
+        const F32x16 scale = gemm::multiply(w_scale[p], splat(x_scale[r]));
         store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
       }
     }
@@ -325,7 +342,7 @@ struct DynamicKernel {
 // Whether a step of kStep panels of product Of reads quantised weights as they are stored.
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>
-constexpr bool kWidensInRegisters = kWidens<Of> && kStreams<kStep>;
+constexpr bool kWidensInRegisters = (kWidens<Of> || Of::kPath == Path::dynamic) && Of::kExpands && kStreams<kStep>;
 #else
 template <class Of, int kStep>
 constexpr bool kWidensInRegisters = false;
@@ -343,11 +360,11 @@ struct KernelOf<Of, kStep> {
 template <class Of, int kStep>
   requires(Of::kPath == Path::dynamic)
 struct KernelOf<Of, kStep> {
-  using type = DynamicKernel<Of>;
+  using type = DynamicKernel<Of, Of::kExpands && !kWidensInRegisters<Of, kStep> ? Stored::small_bytes : kStoredAs<Of>>;
 };
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>
-  requires(kWidensInRegisters<Of, kStep>)
+  requires(Of::kPath != Path::dynamic && kWidensInRegisters<Of, kStep>)
 struct KernelOf<Of, kStep> {
   using type = WideningKernel<Of>;
 };

@@ -22,6 +22,7 @@ struct Weights {
   const std::uint8_t* zero;
   std::int64_t columns;
   std::int64_t depth;
+  const std::uint8_t* scale_codes = nullptr;  // of iq4, instead of scale
 };
 
 // Bytes of a row of a row-major [columns, depth] weight.
@@ -75,6 +76,13 @@ TRTC_INLINE void widen(const std::byte* from, const std::int32_t* zero, I32x16 (
 }
 #endif
 
+// One block of codes of iq4 as bytes, in cells of 4 of K.
+TRTC_INLINE void look_up_block(const std::byte* from, I32x16 (&out)[2]) {
+  const I32x16 block = load_cells(from), mask = splat(0x0f0f0f0f);
+  out[0] = look_up(bit_and(block, mask), kIq4Bytes.data());
+  out[1] = look_up(bit_and(shift_right<4>(block), mask), kIq4Bytes.data());
+}
+
 // One block as floats: out[k][16]. zero: int32 of this panel's columns, when there are zero points.
 template <DType kWeight, bool kHasZero>
 void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
@@ -92,6 +100,8 @@ void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
         values = f8e4m3_values((cells >> cell_shift(k)) & 0xffu);
       } else if constexpr (kWeight == DType::f4e2m1) {
         for (int i = 0; i < kLanes; ++i) values[i] = kE2m1Values[(cells[i] >> cell_shift(k)) & 15u];
+      } else if constexpr (kWeight == DType::iq4) {
+        for (int i = 0; i < kLanes; ++i) values[i] = static_cast<float>(kIq4Values[(cells[i] >> cell_shift(k)) & 15u]);
       } else {
         Integers codes = (Integers)((cells >> cell_shift(k)) & (kNibbles ? 15u : 255u)) - kOffset;
         if constexpr (kHasZero) {
@@ -125,6 +135,12 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
                    const std::int32_t* zero, std::byte* out) {
   for (std::int64_t block = first; block < last; ++block, in += P::kStoredBytes, out += P::kExpansion * kBlockBytes) {
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
+    if constexpr (P::kPath == Path::dynamic) {
+      I32x16 bytes[P::kExpansion];
+      look_up_block(in, bytes);
+      for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, bytes[i]);
+      continue;
+    }
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
     if constexpr (kWidens<P>) {
       I32x16 wide[P::kExpansion];
@@ -139,6 +155,11 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
     }
     expand_f32<P::kWeight, P::kHasZero>(in, zeros, reinterpret_cast<float*>(out));
   }
+}
+
+// Bytes that are scales, [groups][16], as floats in their unit.
+inline void widen_byte_scales(const std::uint8_t* from, std::int64_t groups, float* to) {
+  for (std::int64_t g = 0; g < groups; ++g) store(to + g * kPanel, byte_scales(from + g * kPanel));
 }
 
 // Scales or zero points of one panel as [groups][16]; missing columns are zeros.

@@ -45,6 +45,7 @@ TRTC_INLINE I32x16 load_cells(const std::byte* p) {
   std::memcpy(x.v, p, sizeof x.v);
   return x;
 }
+TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 TRTC_INLINE void store(std::int32_t* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 TRTC_INLINE void store(float* p, F32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 
@@ -74,6 +75,24 @@ template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return detail::each_lane<I32x16>(
       [&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) >> n); });
+}
+
+// The bytes of a table that the bytes of x, below 16, are indices of.
+TRTC_INLINE I32x16 look_up(I32x16 x, const std::uint8_t* table) {
+  return detail::each_lane<I32x16>([&](int i) {
+    std::uint32_t lane = 0;
+    for (int shift = 0; shift < 32; shift += 8) lane |= std::uint32_t{table[(x.v[i] >> shift) & 15]} << shift;
+    return static_cast<std::int32_t>(lane);
+  });
+}
+
+// The numbers that sixteen bytes are as scales of iq4 (plugins/iq4.py): a sign, and seven bits that lie in
+// a float at the lowest bits of an exponent of 120 and the highest of the mantissa.
+TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
+  return detail::each_lane<F32x16>([&](int i) {
+    const std::uint32_t sign = p[i] & 0x80u, size = p[i] & 0x7fu;
+    return std::bit_cast<float>(sign << 24 | size << 19 | 120u << 23);
+  });
 }
 
 TRTC_INLINE F32x16 to_f32(I32x16 x) {
@@ -112,6 +131,7 @@ TRTC_INLINE void dot_bytes(I32x16& sum, I32x16 w, Cell x) {
   }
 }
 TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
+TRTC_INLINE void dot_small_bytes(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
 
 // sum += w * x, x a float.
 TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, Cell x) {
