@@ -77,10 +77,11 @@ def test_gated_linear(rng, activation, dtype):
     if not is_quantized:
         scale, by, out_scale = np.ones((80, 1), np.float32), 1.0, 1.0
     scales = (scale, np.float32(by), np.float32(out_scale))
-    (out,) = REGISTRY["gated_linear"].reference(
-        x, weight, *(scales if is_quantized else (None, None, None)),
-        I=40, weight_dtype=dtype, activation=activation,
+    out, row_scales = REGISTRY["gated_linear"].reference(
+        x, weight, *(scales if is_quantized else (None, None, None)), None,
+        I=40, weight_dtype=dtype, activation=activation, scales=0,
     )  # fmt: skip
+    assert row_scales is None
     exact = torch.tensor(weight.astype(np.float64) * scale).t()
     gate, up = (torch.tensor(x.astype(np.float64)) @ exact * by).chunk(2, dim=1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
@@ -88,6 +89,25 @@ def test_gated_linear(rng, activation, dtype):
     expected = (gated.clamp(-448, 448) if is_quantized else gated).numpy()
     relative, least = (1 / 16, 2.0**-10) if is_quantized else (1 / 256, 1e-6)
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=relative, atol=least)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_linear_by_rows(rng, activation):
+    """The largest of each row becomes the largest code, and others are rounded to their nearest."""
+    x, weight = (random_array(rng, *shape, dtype="f8e4m3") for shape in ((3, 24), (80, 24)))
+    scale, row_scale = (rng.uniform(0.1, 0.3, (n, 1)).astype(np.float32) for n in (80, 3))
+    out, found = REGISTRY["gated_linear"].reference(
+        x, weight, scale, None, None, row_scale,
+        I=40, weight_dtype="f8e4m3", activation=activation, scales=1,
+    )  # fmt: skip
+    exact = torch.tensor(weight.astype(np.float64) * scale).t()
+    gate, up = (torch.tensor(x.astype(np.float64) * row_scale) @ exact).chunk(2, dim=1)
+    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    gated = (activated * up).numpy()
+    np.testing.assert_allclose(found[:, 0], np.abs(gated).max(axis=1) / 448, rtol=1 / 200)
+    values = out.astype(np.float64) * found
+    least = found * 2.0**-10  # half the smallest step of E4M3
+    assert (np.abs(values - gated) <= np.abs(gated) / 15 + least).all()
 
 
 def test_rotation_turns_pairs_by_their_angles(rng):
