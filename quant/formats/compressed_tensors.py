@@ -5,6 +5,7 @@
                       codes less 2^(bits-1)              weight_zero_point i32 [N*bits/32, G]
     int-quantized     weight i8 [N, K]                   weight_scale [1], [N, 1] or [N, G]
     float-quantized   weight F8_E4M3 [N, K]              weight_scale [1], [N, 1] or [N/b, K/b]
+    mxfp8-quantized   weight F8_E4M3 [N, K]              weight_scale u8 [N, K/32], E8M0
     iq4-packed        weight_packed i32 [N, K/8]         weight_scale u8 [N, G], and
                       codes of plugins/iq4.py            weight_scale_2 f32 []
 
@@ -48,7 +49,11 @@ from trtc.quant.scheme import (
 )
 
 IQ4_PACKED = "iq4-packed"
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", IQ4_PACKED)
+_MXFP8 = "mxfp8-quantized"
+_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *(_MXFP8, IQ4_PACKED),
+)
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
 _MAX_GROUPS = 64
@@ -66,6 +71,8 @@ class _Weights:
     strategy: str
     group_size: int | None
     block: tuple[int, int] | None
+    has_exponents: bool = False
+    """Whether scales are E8M0."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,8 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     if declared.get("actorder") in ("group", True):
         raise unsupported("weights.actorder", declared["actorder"], "None, 'weight' or 'static'")
     strategy = expect(declared, "strategy", *_STRATEGIES, default=_default_strategy(declared))
+    if name == _MXFP8 and (kind, strategy) != ("float", "group"):
+        raise unsupported("weights.strategy", strategy, f"FP8 weights in groups in {name}")
     if strategy == "block" and kind != "float":
         raise unsupported("weights.strategy", strategy, "blocks in FP8 weights only")
     return _Weights(
@@ -203,6 +212,7 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
         block_size("weights.block_structure", declared.get("block_structure"))
         if strategy == "block"
         else None,
+        name == _MXFP8,
     )
 
 
@@ -295,6 +305,9 @@ def _linear(
         stored.require(scale, ("U8",), (rows, num_groups(scale, columns, weights.group_size or 1)))
         stored.require(f"{scale}_2", ("F32",), ())
         tensors["weight_scale"] = TensorSource((scale, f"{scale}_2"), scales_of)
+    elif weights.has_exponents:
+        assert group_size is not None
+        tensors["weight_scale"] = stored.exponent_scale(scale, rows, columns, group_size)
     elif weights.block is None:
         tensors["weight_scale"] = stored.group_scale(scale, rows, columns, group_size)
     else:

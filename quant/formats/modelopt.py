@@ -5,6 +5,8 @@ Layout (modelopt.torch.export.export_hf_checkpoint, 0.2x to 0.47), N out, K in f
     quant_algo                 weight          weight_scale    others
     FP8                        F8_E4M3 [N, K]  ()              input_scale ()
     FP8_PER_CHANNEL_PER_TOKEN  F8_E4M3 [N, K]  [N]             (activations: dynamic, a token)
+    MXFP8                      F8_E4M3 [N, K]  U8 [N, K/32]    (E8M0; activations: dynamic, a token
+                                                               and group, here bf16)
     W8A8_SQ_PER_CHANNEL        I8 [N, K]       [N]             input_scale (), pre_quant_scale [K]
     W8A16                      I8 [N, K]       [N]
     W4A16_AWQ                  U8 [N/2, K]     [N, K/group]    pre_quant_scale [K]
@@ -32,7 +34,13 @@ from trtc.quant.formats.stored import (
     unsupported,
 )
 from trtc.quant.pack import unpack_e2m1_pairs, unpack_row_pairs
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+from trtc.quant.scheme import (
+    DYNAMIC_NOTE,
+    SCHEMES,
+    CheckpointQuantization,
+    QuantizedLinear,
+    TensorSource,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,9 @@ class _Algorithm:
     input_scale: bool
     dynamic: bool = False
     """Activations are quantised anew for every token."""
+    mx_group: int | None = None
+    """Input channels that share an E8M0 scale, where the config does not say; activations are
+    quantised anew for every token and group, and stay bf16 here."""
 
 
 _ALGORITHMS: Mapping[str, _Algorithm] = {
@@ -52,6 +63,7 @@ _ALGORITHMS: Mapping[str, _Algorithm] = {
     "FP8_PER_CHANNEL_PER_TOKEN": _Algorithm(
         "fp8_dynamic", "F8_E4M3", input_scale=False, dynamic=True
     ),
+    "MXFP8": _Algorithm("fp8_weights", "F8_E4M3", input_scale=False, mx_group=32),
     "W8A8_SQ_PER_CHANNEL": _Algorithm("int8_sq", "I8", input_scale=True),
     "W8A16": _Algorithm("int8_weights", "I8", input_scale=False),
     "W4A16_AWQ": _Algorithm("int4_awq", "U8", input_scale=False),
@@ -93,6 +105,7 @@ def read_modelopt(
         linears=linears,
         kv_scales=kv_scales,
         kv_dtype=kv_dtype,
+        notes=(DYNAMIC_NOTE,) if algorithm.mx_group else (),
     )
 
 
@@ -108,6 +121,8 @@ def _kv_dtype(config: Mapping[str, Any]) -> Any:
 
 
 def _group_size(config: Mapping[str, Any], algorithm: _Algorithm) -> int | None:
+    if algorithm.mx_group:
+        return positive_size("group_size", config.get("group_size", algorithm.mx_group))
     if algorithm.stored != "U8":
         return None
     if config.get("has_zero_point"):
@@ -132,6 +147,12 @@ def _linear(
         tensors = {
             "weight": TensorSource((weight,), unpack_e2m1_pairs),
             "weight_scale": TensorSource((scale,)),
+        }
+    elif algorithm.mx_group:
+        assert group_size is not None
+        tensors = {
+            "weight": TensorSource((weight,)),
+            "weight_scale": stored.exponent_scale(scale, rows, columns, group_size),
         }
     else:
         packed = algorithm.stored == "U8"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,6 +95,11 @@ class StoredTensors:
             return TensorSource((name,), matrix_of_one if one else column_f32)
         self.require(name, SCALE_DTYPES, (rows, num_groups(name, columns, group_size)))
         return TensorSource((name,), as_f32)
+
+    def exponent_scale(self, name: str, rows: int, columns: int, group_size: int) -> TensorSource:
+        """A scale [N, G] that must exist as E8M0, as f32."""
+        self.require(name, ("U8", "F8_E8M0"), (rows, num_groups(name, columns, group_size)))
+        return TensorSource((name,), powers_of_two)
 
     def kv_scales(self) -> dict[str, TensorSource]:
         """`k:<layer>`, `v:<layer>` -> () f32, of whatever KV scales the checkpoint has."""
@@ -206,6 +212,12 @@ def rows_of_blocks(scale: Array, *, rows: int, block_rows: int) -> Array:
 
 def as_f32(array: Array) -> Array:
     return array.astype(np.float32)
+
+
+def powers_of_two(array: Array) -> Array:
+    """f32 of E8M0, which safetensors may call U8: 2^(bits - 127), and NaN of 255."""
+    values: Array = array.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    return values
 
 
 def scalar_f32(array: Array) -> Array:

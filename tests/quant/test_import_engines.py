@@ -51,6 +51,16 @@ def float_linear(prefix: str, rows: int, columns: int, seed: int) -> tuple[dict[
     )
 
 
+def mx_linear(prefix: str, rows: int, columns: int, seed: int) -> tuple[dict[str, Any], Any]:
+    """compressed-tensors mxfp8-quantized: a power of two for each 32 columns."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(0, 60, (rows, columns)).astype(ml_dtypes.float8_e4m3fn)
+    scale = 2.0 ** rng.integers(-2, 2, (rows, columns // 32))
+    exact = weight.astype(np.float32) * np.repeat(scale, 32, axis=1)
+    stored = scale.astype(ml_dtypes.float8_e8m0fnu)
+    return {f"{prefix}.weight": weight, f"{prefix}.weight_scale": stored}, exact
+
+
 def compressed(name: str, weights: dict[str, Any], activations: Any = None) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
@@ -111,6 +121,13 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
             {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"},
         ),
         float_linear,
+    ),
+    "mxfp8": (
+        compressed(
+            "mxfp8-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
+        ),
+        mx_linear,
     ),
     "int8_dynamic": (
         compressed(

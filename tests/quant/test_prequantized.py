@@ -5,6 +5,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+from compressed_tensors.compressors.mxfp8 import MXFP8QuantizationCompressor
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+from modelopt.torch.quantization.qtensor import MXFP8QTensor
 
 from tests.support.quantized import (
     awq_linear,
@@ -179,6 +183,49 @@ def test_pack_quantized_of_8_bits() -> None:
     assert found.linears[Q].weight == "i8"
 
 
+def as_arrays(weight: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+    codes = weight.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    return {f"{UP}.weight": codes, f"{UP}.weight_scale": scale.numpy()}
+
+
+def test_mxfp8_of_compressed_tensors() -> None:
+    """Activations in MXFP8 stay bf16."""
+    weight = torch.from_numpy(np.random.default_rng(2).normal(0, 0.02, (24, 96))).float()
+    scheme = preset_name_to_scheme("MXFP8", ["Linear"])
+    largest = weight.reshape(24, 3, 32).abs().amax(-1)
+    scale = 2.0 ** torch.ceil(torch.log2(largest / 448))
+    stored = MXFP8QuantizationCompressor.compress({"weight": weight, "weight_scale": scale}, scheme)
+    exact = MXFP8QuantizationCompressor.decompress(stored, scheme)["weight"].double().numpy()
+    config: dict[str, Any] = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp8-quantized",
+        "config_groups": {"group_0": scheme.model_dump(mode="json")},
+        "ignore": ["lm_head"],
+    }
+    found = check(config, as_arrays(stored["weight"], stored["weight_scale"]), UP, exact)
+    assert (found.scheme.name, found.linears[UP].group_size) == ("fp8_weights", 32)
+    assert not found.linears[UP].dynamic and "anew for every token" in found.notes[0]
+    config["config_groups"]["group_0"]["weights"] |= {"strategy": "channel"}
+    with pytest.raises(UnsupportedError, match=r"weights\.strategy: is 'channel'"):
+        read(config, as_arrays(stored["weight"], stored["weight_scale"]))
+
+
+def test_mxfp8_of_modelopt() -> None:
+    weight = torch.from_numpy(np.random.default_rng(2).normal(0, 0.02, (24, 96))).float()
+    exponents = MXFP8QTensor.get_weights_scaling_factor(weight)
+    codes = MXFP8QTensor.quantize_with_scale(weight, exponents)
+    exact = MXFP8QTensor(weight.shape, weight.dtype, codes).dequantize(scale=exponents)
+    tensors = as_arrays(codes, exponents)
+    declared = {"quant_method": "modelopt", "quant_algo": "MXFP8", "exclude_modules": ["lm_head"]}
+    for config in (declared, {**declared, "group_size": 32}):
+        found = check(config, tensors, UP, exact.double().numpy())
+        assert (found.scheme.name, found.linears[UP].group_size) == ("fp8_weights", 32)
+        assert "anew for every token" in found.notes[0]
+    floats = {**tensors, f"{UP}.weight_scale": np.ones((24, 3), np.float32)}
+    with pytest.raises(CheckpointError, match="has element type F32, its format stores U8"):
+        read(declared, floats)
+
+
 def int_quantized(activations: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any], Any]:
     rng = np.random.default_rng(0)
     weight = rng.integers(-128, 128, (16, 32)).astype(np.int8)
@@ -301,7 +348,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**FP8_BLOCK, "fmt": "e5m2"}, "fmt: is 'e5m2'"),
     ({**FP8_BLOCK, "activation_scheme": "static"}, "activation_scheme: is 'static'"),
     ({**FP8_BLOCK, "weight_block_size": [128]}, "weight_block_size"),
-    ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "quant_algo: is 'MXFP8'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "quant_algo: is 'NVFP4_SVD'"),
     ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo"),
     (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},

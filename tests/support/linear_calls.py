@@ -85,6 +85,7 @@ CASES = [
     # For the references of narrow schemes in fp32 graphs.
     Case("f32", "f8e4m3", 17, 33, out="f32"),
     Case("f32", "f8e4m3", 80, 256, 128, residual=True),
+    Case("bf16", "f8e4m3", 48, 96, 32),
     Case("f32", "i8", 16, 12, out="f32"),
     Case("f32", "i4", 16, 64, 32, out="f32"),
     Case("f32", "u4", 16, 64, 32, zero=True, out="f32"),
