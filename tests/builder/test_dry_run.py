@@ -104,7 +104,7 @@ def test_a_gpu_has_room_for_what_the_weights_leave(tmp_path: Path) -> None:
         ({"num_hidden_layers": 10**9}, CheckpointError, "num_hidden_layers"),
         ({"hidden_size": -64}, CheckpointError, "hidden_size"),
         ({"vocab_size": 2**63}, CheckpointError, "vocab_size"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedError, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, UnsupportedError, "'spiral'"),
     ],
 )
 def test_what_no_target_builds_is_refused_by_its_field(
