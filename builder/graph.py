@@ -796,6 +796,7 @@ class _SourceGraph:
             parts=1 if mlp.experts[0].gate is None else 2,
             top_k=router.top_k,
             score=router.score,
+            margin=router.margin,
             num_groups=router.num_groups,
             top_groups=router.top_groups,
             group_score=router.group_score,
@@ -833,6 +834,10 @@ class _SourceGraph:
         )
         weight = self._writer.weight("embedding.weight" if is_tied else "lm_head.weight", head)
         product = self._matmul("lm_head", normed, weight, self._dtype)
+        if spec.lm_head.has_bias:
+            bias = plain_linear(spec.lm_head, self._dtype).bias
+            assert bias is not None
+            product = self._add("lm_head.bias", product, self._writer.weight("lm_head.bias", bias))
         if spec.logit_softcap is None:
             return self._cast_to("lm_head.f32", product, "logits")
         return self._softcap(self._cast("lm_head.f32", product, "f32"), spec.logit_softcap)

@@ -17,7 +17,8 @@ INLINE_ELEMENTS = 16
 _IR_VERSION = 11
 """The one that opset 23 came with."""
 _ONNX_TYPES: dict[str, int] = {name: dtype.onnx for name, dtype in DTYPES.items()} | {
-    "i64": onnx.TensorProto.INT64
+    "i64": onnx.TensorProto.INT64,
+    "bool": onnx.TensorProto.BOOL,
 }
 Dimension = int | str
 Attribute = int | float | str
@@ -29,7 +30,7 @@ class Value:
 
     name: str
     dtype: str
-    """Name in protos/dtypes.py, or i64."""
+    """Name in protos/dtypes.py, i64 or bool."""
     shape: tuple[Dimension, ...]
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from trtc.protos.errors import UnsupportedError
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "quick_gelu"]
-RouterScore = Literal["softmax", "sigmoid"]
+RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]
 """Of a group of experts: its largest score (DeepSeek-V2), or the sum of its two largest."""
 QkNorm = Literal["head", "row"]
@@ -403,6 +403,10 @@ class RouterSpec:
     """[E, H]; may have a bias (gpt-oss)."""
     top_k: int
     score: RouterScore = "softmax"
+    margin: float = 0.0
+    """Of sparsemixer (Phi-MoE, arXiv:2409.12136), which has no bias and no groups: experts are
+    chosen one after another, and the score of each is its softmax among those left whose logits l
+    are near its own m, m - l <= margin * max(|l|, m)."""
     choice_bias: ChoiceBias | None = None
     """DeepSeek-V3's e_score_correction_bias."""
     num_groups: int = 1

@@ -32,6 +32,7 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "MixtralExperts": _NUMBERED,
     "NemotronHExperts": ("up_proj", "down_proj"),
     "OlmoeExperts": _PROJ,
+    "PhimoeExperts": _NUMBERED,
     "Qwen2MoeExperts": _PROJ,
     "Qwen3MoeExperts": _PROJ,
     "Qwen3NextExperts": _PROJ,

@@ -36,6 +36,7 @@ from trtc.builder.families.olmo2 import olmo2, olmo3
 from trtc.builder.families.olmoe import olmoe
 from trtc.builder.families.own import Family
 from trtc.builder.families.phi3 import phi3
+from trtc.builder.families.phimoe import phimoe
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen2_moe import qwen2_moe
 from trtc.builder.families.qwen3 import qwen3
@@ -105,6 +106,8 @@ FAMILIES: Mapping[str, Family] = {
     "HunYuanDenseV1ForCausalLM": hunyuan_dense,
     "HunYuanMoEV1ForCausalLM": hunyuan_moe,
     "InternLM3ForCausalLM": internlm3,
+    "PhiMoEForCausalLM": phimoe,
+    "PhimoeForCausalLM": phimoe,
 }
 
 

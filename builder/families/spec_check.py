@@ -358,8 +358,11 @@ class _Check:
             self.fail(f"{place}.num_groups", problem)
         self.between(f"{place}.top_groups", router.top_groups, 1, router.num_groups)
         self.between(f"{place}.top_k", router.top_k, 1, router.top_groups * size)
-        if router.epsilon < 0:
-            self.fail(f"{place}.epsilon", f"is {router.epsilon}, a negative number")
+        for name in ("epsilon", "margin"):
+            if getattr(router, name) < 0:
+                self.fail(f"{place}.{name}", f"is {getattr(router, name)}, a negative number")
+        if router.score == "sparsemixer" and (router.choice_bias or router.num_groups > 1):
+            self.fail(f"{place}.score", "is sparsemixer, which has neither a bias nor groups")
 
     def linear(self, place: str, linear: LinearSpec, in_features: int, out_features: int) -> None:
         self.same(f"{place}.in_features", linear.in_features, in_features, "the layer")

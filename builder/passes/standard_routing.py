@@ -25,13 +25,13 @@ class _Router(StandardNodes):
         self._routing: dict[str, Any] = MOE.complete_attributes(moe.attrs)
 
     def weights(self) -> Tensor:
-        rows, every = self._rows, [self._rows, self._experts]
-        chosen = [rows, self._routing["top_k"]]
-        scores = self._scores()
-        _, indices = self.top("top", self._ranks(scores), chosen)
-        weights = self.make("GatherElements", "chosen", [scores, indices], "f32", chosen, axis=1)
+        every = [self._rows, self._experts]
+        if self._routing["score"] == "sparsemixer":
+            indices, weights = self._one_after_another()
+        else:
+            indices, weights = self._by_scores()
         weights = self._scaled(weights)
-        zeros = self.make("Sub", "zeros", [scores, scores], "f32", every)
+        zeros = self.make("Sub", "zeros", [self._logits, self._logits], "f32", every)
         dense = self.make(
             "ScatterElements", "dense", [zeros, indices, weights], "f32", every, axis=1
         )
@@ -40,6 +40,50 @@ class _Router(StandardNodes):
             dense = self.make("Mul", "scaled_experts", [dense, scale], "f32", every)
         turned = self.make("Transpose", "turned", [dense], "f32", every[::-1], perm=[1, 0])
         return self.make("Unsqueeze", "weights", [turned, self.axes(2)], "f32", [*every[::-1], 1])
+
+    def _by_scores(self) -> tuple[Tensor, Tensor]:
+        """The experts of each row and their scores, [T, k]."""
+        chosen = [self._rows, self._routing["top_k"]]
+        scores = self._scores()
+        _, indices = self.top("top", self._ranks(scores), chosen)
+        return indices, self.make(
+            "GatherElements", "chosen", [scores, indices], "f32", chosen, axis=1
+        )
+
+    def _one_after_another(self) -> tuple[Tensor, Tensor]:
+        """The same by SparseMixer."""
+        one, every = [self._rows, 1], [self._rows, self._experts]
+        sizes = self.make("Abs", "sizes", [self._logits], "f32", every)
+        margin, far = self.number("margin", self._routing["margin"]), self.number("far", -_FAR)
+        left, experts, weights = self._logits, [], []
+        for rank in range(self._routing["top_k"]):
+            largest, index = self.top(f"best_{rank}", left, one)
+            near = self._near(rank, left, largest, sizes, margin)
+            total = self.make("ReduceSum", f"near_{rank}", [near, self.axes(1)], "f32", one)
+            weights.append(self.make("Reciprocal", f"weight_{rank}", [total], "f32", one))
+            experts.append(index)
+            gone = self.make("Add", f"gone_{rank}", [largest, far], "f32", one)
+            inputs = [left, index, gone]
+            left = self.make("ScatterElements", f"left_{rank}", inputs, "f32", every, axis=1)
+        chosen = [self._rows, len(experts)]
+        return (
+            self.make("Concat", "experts", experts, "i64", chosen, axis=1),
+            self.make("Concat", "chosen", weights, "f32", chosen, axis=1),
+        )
+
+    def _near(
+        self, rank: int, left: Tensor, largest: Tensor, sizes: Tensor, margin: Tensor
+    ) -> Tensor:
+        """exp(left - largest) of logits that are near the largest, else 0."""
+        every = [self._rows, self._experts]
+        bound = self.make("Max", f"larger_{rank}", [sizes, largest], "f32", every)
+        bound = self.make("Mul", f"bound_{rank}", [bound, margin], "f32", every)
+        gap = self.make("Sub", f"gap_{rank}", [largest, left], "f32", every)
+        is_far = self.make("Greater", f"is_far_{rank}", [gap, bound], "bool", every)
+        shares = self.make("Neg", f"below_{rank}", [gap], "f32", every)
+        shares = self.make("Exp", f"shares_{rank}", [shares], "f32", every)
+        inputs = [is_far, self.number("none", 0.0), shares]
+        return self.make("Where", f"shares_near_{rank}", inputs, "f32", every)
 
     def _scores(self) -> Tensor:
         every = [self._rows, self._experts]

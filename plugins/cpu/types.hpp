@@ -43,7 +43,7 @@ enum class Activation { silu, gelu_tanh, relu2, quick_gelu, sigmoid };
 enum class Layout { row_major, packed, planes, compact };
 enum class Multiply { exact, dynamic_i8 };
 enum class ActQuant { none, f8e4m3, i8, dynamic_f8e4m3, dynamic_i8 };
-enum class Score { softmax, sigmoid };
+enum class Score { softmax, sigmoid, sparsemixer };
 enum class GroupScore { max, top2_sum };
 
 // A row-major matrix, or some columns of one: element (i, j) is at data[i * row_stride + j].

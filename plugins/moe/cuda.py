@@ -218,6 +218,8 @@ class _Call:
             {
                 **self._routing(),
                 "SIGMOID": self.site.attributes["score"] == "sigmoid",
+                "SPARSEMIXER": self.site.attributes["score"] == "sparsemixer",
+                "MARGIN": float(self.site.attributes["margin"]),
                 "NUM_GROUPS": int(self.site.attributes["num_groups"]),
                 "TOP_GROUPS": int(self.site.attributes["top_groups"]),
                 "TOP2_SUM": self.site.attributes["group_score"] == "top2_sum",

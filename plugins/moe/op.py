@@ -43,7 +43,15 @@ MOE = FusedOp(
         # 2: activation(gate) * up. 1: activation(up), without limit and up_offset.
         Attribute("parts", "int", 2),
         Attribute("top_k", "int"),
-        Attribute("score", "enum", "softmax", choices=("softmax", "sigmoid"), cpp_enum="Score"),
+        Attribute(
+            "score",
+            "enum",
+            "softmax",
+            choices=("softmax", "sigmoid", "sparsemixer"),
+            cpp_enum="Score",
+        ),
+        # Of sparsemixer: which experts compete with the one that is chosen.
+        Attribute("margin", "float", 0.0),
         # Of neighbouring experts; a row's experts come from the top_groups best.
         Attribute("num_groups", "int", 1),
         Attribute("top_groups", "int", 1),

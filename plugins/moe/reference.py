@@ -42,6 +42,7 @@ def reference(
     parts: int,
     top_k: int,
     score: str,
+    margin: float,
     num_groups: int,
     top_groups: int,
     group_score: str,
@@ -112,7 +113,7 @@ def reference(
         return product if bias is None else product + bias[e]
 
     routing = Routing(
-        top_k, score, num_groups, top_groups, group_score, bool(renormalize), epsilon, scale
+        top_k, score, margin, num_groups, top_groups, group_score, bool(renormalize), epsilon, scale
     )
     experts, weights = route(router_logits, choice_bias, routing, expert_scale)
     total = np.zeros(x.shape, np.float32)

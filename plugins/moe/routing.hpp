@@ -62,11 +62,34 @@ void close_groups(const float* ranks, bool* taken) {
   for (std::int64_t e = 0; e < C::E; ++e) taken[e] = !open[e / kSize];
 }
 
-// The top_k experts of one row, the one that ranks first in front (ties: the lower index), and their
-// weights. Logits rank as their scores do, and still differ where those are rounded to one.
+// SparseMixer: the experts and the sum of their weights. Each has its softmax among the experts that are left and
+// whose logits are near its own.
 template <class C>
-void route(const float* logits, const View& choice_bias, const View& expert_scale, std::int32_t* experts,
-           float* weights) {
+float route_one_after_another(const float* logits, std::int32_t* experts, float* weights) {
+  bool taken[C::E] = {};
+  float chosen = 0.f;
+  for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
+    bool left[C::E];
+    for (std::int64_t e = 0; e < C::E; ++e) left[e] = !taken[e];
+    const std::int64_t best = take_best(logits, taken, C::E);
+    const float largest = logits[best];
+    float total = 0.f;
+    for (std::int64_t e = 0; e < C::E; ++e) {
+      const float size = std::fabs(logits[e]);
+      const float bound = static_cast<float>(C::margin) * (size > largest ? size : largest);
+      if (left[e] && largest - logits[e] <= bound) total += std::exp(logits[e] - largest);
+    }
+    experts[rank] = static_cast<std::int32_t>(best);
+    weights[rank] = 1.f / total;
+    chosen += weights[rank];
+  }
+  return chosen;
+}
+
+// By scores of all experts: the experts and the sum of their weights. Logits rank as their scores do, and still
+// differ where those are rounded to one.
+template <class C>
+float route_by_scores(const float* logits, const View& choice_bias, std::int32_t* experts, float* weights) {
   constexpr bool kBiased = kPresent<typename C::choice_bias_t>;
   float scores[C::E], biased[C::E];
   score<C>(logits, scores);
@@ -84,6 +107,20 @@ void route(const float* logits, const View& choice_bias, const View& expert_scal
     experts[rank] = static_cast<std::int32_t>(best);
     weights[rank] = scores[best];
     chosen += weights[rank];
+  }
+  return chosen;
+}
+
+// The top_k experts of one row, the one that ranks first in front (ties: the lower index), and their
+// weights.
+template <class C>
+void route(const float* logits, const View& choice_bias, const View& expert_scale, std::int32_t* experts,
+           float* weights) {
+  float chosen;
+  if constexpr (C::score == Score::sparsemixer) {
+    chosen = route_one_after_another<C>(logits, experts, weights);
+  } else {
+    chosen = route_by_scores<C>(logits, choice_bias, experts, weights);
   }
   for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
     if constexpr (C::renormalize != 0) weights[rank] /= chosen + static_cast<float>(C::epsilon);

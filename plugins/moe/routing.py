@@ -17,6 +17,7 @@ class Routing:
 
     top_k: int
     score: str = "softmax"
+    margin: float = 0.0
     num_groups: int = 1
     top_groups: int = 1
     group_score: str = "top2_sum"
@@ -40,14 +41,35 @@ def route(
         expert_scale: [E], multiplies the weights in the end.
     """
     logits = router_logits.astype(np.float32)
-    scores = sigmoid(logits) if routing.score == "sigmoid" else _softmax(logits)
-    ranks = _ranks(logits, scores, choice_bias, routing)
-    experts = np.argsort(-ranks, axis=1, kind="stable")[:, : routing.top_k]
-    weights = np.take_along_axis(scores, experts, axis=1)
+    if routing.score == "sparsemixer":
+        experts, weights = _one_after_another(logits, routing)
+    else:
+        scores = sigmoid(logits) if routing.score == "sigmoid" else _softmax(logits)
+        ranks = _ranks(logits, scores, choice_bias, routing)
+        experts = np.argsort(-ranks, axis=1, kind="stable")[:, : routing.top_k]
+        weights = np.take_along_axis(scores, experts, axis=1)
     if routing.renormalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(routing.epsilon))
     weights = (weights * np.float32(routing.scale)).astype(np.float32)
     return experts, weights if expert_scale is None else weights * expert_scale[experts]
+
+
+def _one_after_another(
+    logits: Array, routing: Routing
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """SparseMixer (arXiv:2409.12136): the likeliest expert that is left, by its softmax among those
+    left whose logits l are near its own m, m - l <= margin * max(|l|, m)."""
+    left = logits.copy()
+    experts, weights = [], []
+    for _ in range(routing.top_k):
+        best = left.argmax(axis=1)[:, None]
+        largest = np.take_along_axis(left, best, axis=1)
+        bound = np.float32(routing.margin) * np.maximum(np.abs(logits), largest)
+        near = np.where(largest - left <= bound, np.exp(left - largest), np.float32(0))
+        experts.append(best)
+        weights.append(1 / near.sum(axis=1, keepdims=True))
+        np.put_along_axis(left, best, -np.inf, axis=1)
+    return np.concatenate(experts, axis=1), np.concatenate(weights, axis=1)
 
 
 def _ranks(logits: Array, scores: Array, choice_bias: Array | None, routing: Routing) -> Array:

@@ -72,6 +72,8 @@ def route(
     EXPERTS_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
+    SPARSEMIXER: tl.constexpr,
+    MARGIN: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     TOP2_SUM: tl.constexpr,
@@ -119,7 +121,13 @@ def route(
         share = 0.0
         for rank in tl.static_range(TOP_K):
             best = tl.argmax(left, 0)  # of equal ones the first
-            score = tl.sum(tl.where(e == best, scores, 0.0), 0) / total
+            if SPARSEMIXER:
+                largest = tl.max(left, 0)
+                bound = MARGIN * tl.maximum(tl.abs(logits), largest)
+                near = tl.where(largest - left <= bound, tl.exp(left - largest), 0.0)
+                score = 1.0 / tl.sum(near, 0)
+            else:
+                score = tl.sum(tl.where(e == best, scores, 0.0), 0) / total
             is_mine = rank == pair % TOP_K
             expert = tl.where(is_mine, best, expert)
             share = tl.where(is_mine, score, share)

@@ -16,6 +16,7 @@ from tests.support.models import (
     FAMILIES,
     LATENT_YARN,
     MAX_SEQ_LEN,
+    PHIMOE_ROPE,
     WINDOW,
     architecture_of,
     random_prompt,
@@ -139,6 +140,8 @@ GEMMA4_WHOLE_HEADS = {
 }
 
 
+PHIMOE_UNSCALED = {**PHIMOE_ROPE, "short_mscale": 1.0, "long_mscale": 1.0}
+PHIMOE_TWO_SCALES = {**PHIMOE_ROPE, "long_mscale": 2.0}
 MINISTRAL3_UNSCALED = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -269,6 +272,10 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("lfm2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("hunyuan_dense", {"rope_parameters": {"rope_type": "default"}}),
         ("hunyuan_moe", {"moe_topk": 2}),
+        ("phimoe", {"router_jitter_noise": 0.01}),
+        ("phimoe", {"lm_head_bias": False}),
+        ("phimoe", {"sliding_window": None}),
+        ("phimoe", {"rope_parameters": PHIMOE_UNSCALED}),
     ],
 )
 def test_leaving_a_feature_out_changes_the_logits(
@@ -674,6 +681,9 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("llama", {"attention_bias": 1}, CheckpointError, "attention_bias: is 1"),
         ("llama", {"eos_token_id": "two"}, CheckpointError, "eos_token_id"),
         ("llama", {"rope_parameters": {"rope_type": "spiral"}}, UnsupportedError, "'spiral'"),
+        ("phimoe", {"num_experts_per_tok": 3}, UnsupportedError, "num_experts_per_tok: 3"),
+        ("phimoe", {"router_jitter_noise": -1}, CheckpointError, "noise: is -1"),
+        ("phimoe", {"rope_parameters": PHIMOE_TWO_SCALES}, UnsupportedError, "long_mscale: 2.0"),
         ("hunyuan_dense", {"use_cla": True}, UnsupportedError, "use_cla: True"),
         ("hunyuan_dense", {"use_qk_norm": False}, UnsupportedError, "use_qk_norm: False"),
         ("hunyuan_dense", {"rope_parameters": NO_ALPHA}, CheckpointError, "alpha: is 'much'"),
@@ -850,7 +860,7 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     }
-    other_names = {"InternLM3ForCausalLM"}
+    other_names = {"InternLM3ForCausalLM", "PhiMoEForCausalLM"}
     assert set(ARCHITECTURES) - wrappers - other_names <= tested
 
 

@@ -184,8 +184,15 @@ def at(place: str, value: Any) -> Change:
         ("mixtral", "layers[0].mlp.router.num_groups", 4, "a group of one expert has no top2_sum"),
         ("mixtral", "layers[0].mlp.router.top_groups", 2, "is 2, not from 1 to 1"),
         ("mixtral", "layers[0].mlp.router.epsilon", -1.0, "is -1.0, a negative number"),
+        ("phimoe", "layers[0].mlp.router.margin", -1.0, "is -1.0, a negative number"),
+        ("glm4_moe", "layers[1].mlp.router.score", "sparsemixer", "neither a bias nor groups"),
         ("mixtral", "layers[0].mlp.router.scale", 0.0, "is 0.0, not a positive number"),
-        ("mixtral", "layers[0].mlp.router.score", "tanh", "'softmax' or 'sigmoid'"),
+        (
+            "mixtral",
+            "layers[0].mlp.router.score",
+            "tanh",
+            "'sigmoid' or 'sparsemixer'",
+        ),
         ("mixtral", "layers[0].mlp.shared_gate", GATE, "there is no shared expert"),
         (
             "qwen2_moe",

@@ -60,6 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {},
     "hunyuan_dense": {"num_hidden_layers": 1},
+    "phimoe": {"num_hidden_layers": 1, "sliding_window": None},
     "gpt_oss": {"num_hidden_layers": 2, "sliding_window": 8},
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
@@ -75,17 +76,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
-"""One without and one with norms of q and k, one with routed experts, two with shared ones, one of
-which has a sigmoid router with groups and the other a gate, one with windows and full attention,
-rope by layer type, scaled embeddings and norms on both sides of a layer's parts, one with layers
-that differ in heads, one with experts beside an MLP that each have norms, one with an input of each
-layer and one layer that reads another's keys, one with short convolutions, whose states lie side by
-side in the pool; one with delta nets, whose layers have two states, and a gate behind attention;
-one with norms after a layer's parts and over all heads, one with sinks and biased experts, one with
-LayerNorm and squared ReLU without a gate, one with attention and MLP side by side, one with queries
-scaled by their position, one with latent attention before experts, one with Mamba-2 layers, one
-whose layers are of one part each, with latent experts that have no gate, one with norms of q and k
-after rope, and one with layers that have no rotary embedding."""
+"""One without and one with norms of q and k, one with routed experts, two with shared ones, one
+of which has a sigmoid router with groups and the other a gate, one with windows and full
+attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, one
+with layers that differ in heads, one with experts beside an MLP that each have norms, one with
+an input of each layer and one layer that reads another's keys, one with short convolutions,
+whose states lie side by side in the pool; one with delta nets, whose layers have two states, and
+a gate behind attention; one with norms after a layer's parts and over all heads, one with sinks
+and biased experts, one with LayerNorm and squared ReLU without a gate, one with attention and
+MLP side by side, one with queries scaled by their position, one with latent attention before
+experts, one with Mamba-2 layers, one whose layers are of one part each, with latent experts that
+have no gate, one with norms of q and k after rope, one with a SparseMixer and a bias of the
+lm_head, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

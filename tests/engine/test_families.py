@@ -27,6 +27,7 @@ FAMILIES = (
     "lfm2",
     "phi3",
     "phi3_longrope",
+    "phimoe",
     "qwen3_moe",
     "qwen3_5",
     "qwen3_5_moe",

@@ -21,6 +21,8 @@ from transformers.models.lfm2_moe.configuration_lfm2_moe import Lfm2MoeConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.minimax_m2.configuration_minimax_m2 import MiniMaxM2Config
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2TopKRouter
+from transformers.models.phimoe.configuration_phimoe import PhimoeConfig
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from transformers.models.qwen2_moe.configuration_qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 
@@ -131,6 +133,14 @@ def test_ernie_4_5_moe() -> None:
     logits, expected = chosen(router)
     bias = router.moe_statics.e_score_correction_bias.detach().numpy()[0]
     assert_same(logits, expected, Routing(TOP_K, epsilon=1e-12), bias)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.4])
+def test_phi_moe(jitter: float) -> None:
+    fields = {**SIZES, "num_experts_per_tok": 2, "router_jitter_noise": jitter}
+    router = PhimoeTopKRouter(PhimoeConfig(num_local_experts=EXPERTS, **fields)).eval()
+    routing = Routing(2, "sparsemixer", margin=2 * jitter, renormalize=False)
+    assert_same(*chosen(router), routing)
 
 
 @pytest.mark.parametrize("kind", ["granitemoe", "gpt_oss"])

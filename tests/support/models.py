@@ -44,6 +44,14 @@ _PHI3_LONG_ROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }
+PHIMOE_ROPE = {
+    **_PHI3_LONG_ROPE,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0],
+    "original_max_position_embeddings": 128,
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+}
 
 _LATENT: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -479,6 +487,18 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "helium": ("HeliumConfig", {"head_dim": 16}),
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32, "attention_out_bias": True}),
+    "phimoe": (
+        "PhimoeConfig",
+        {
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.3,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": WINDOW,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": PHIMOE_ROPE,
+        },
+    ),
     "hunyuan_dense": (
         "HunYuanDenseV1Config",
         {

@@ -17,6 +17,7 @@ ROUTERS: Mapping[str, Mapping[str, int | float | str]] = {
     "softmax": {},
     "sigmoid": {"score": "sigmoid", "epsilon": 1e-6, "scale": 2.5},
     "groups": {"score": "sigmoid", "num_groups": 4, "top_groups": 2, "scale": 1.5},
+    "sparsemixer": {"score": "sparsemixer", "margin": 0.5},
     "groups by the largest": {"num_groups": 4, "top_groups": 3, "group_score": "max"},
 }
 """Attributes of routers by what they are."""
@@ -90,6 +91,7 @@ CASES = [
     Case("f32", "f32", 16, 12, router="sigmoid", choice_bias=True, shared=True),
     Case("f32", "f32", 16, 12, router="sigmoid", shared=True, shared_gate=True, residual=False),
     Case("f32", "f32", 16, 12, router="groups", choice_bias=True, experts=12, top_k=4),
+    Case("f32", "f32", 16, 12, router="sparsemixer", experts=12, renormalize=0),
     Case("f32", "f32", 16, 12, router="groups", experts=20, renormalize=0),
     Case("f32", "f32", 16, 12, router="groups by the largest", experts=20, top_k=6),
     Case("bf16", "bf16", 16, 12, choice_bias=True, shared=True, shared_gate=True),

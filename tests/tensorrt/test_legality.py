@@ -56,12 +56,16 @@ VARIANTS = (
     "ministral3",
     "glm4_moe",
     "qwen2_moe",
+    "gemma4_moe",
+    "hunyuan_dense",
+    "phimoe",
 )
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 MORE_WIDTHS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 32},
     "gemma4": {"layer_types": ["full_attention"]},
+    "gemma4_moe": {"layer_types": ["full_attention"], "moe_intermediate_size": 128},
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "glm4_moe": {"moe_intermediate_size": 128, "first_k_dense_replace": 0},
     "qwen2_moe": {
