@@ -22,8 +22,10 @@ _CONSTANTS = {
     "out_scale": 1 / 32,
     "gate_up_input_scale": 1 / 32,
     "down_input_scale": 1 / 32,
+    "rate": -1.0,
 }
-"""Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3."""
+"""Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3. The rate of a
+recurrent state, which would grow without bound if it were positive."""
 _RANDOM_BITS_STD = {
     "i8": 73.9,
     "i4": 4.6,
