@@ -352,7 +352,7 @@ class _Call:
             **weight_constants(self.site.attributes, channels),
             "E2M1": weight == "f4e2m1",
             "BLOCK_M": self.tile.block_m,
-            "WEIGHTS_FIRST": _bits_of(weight) == 4 and self.tile.block_m < _WIDE_BLOCK,
+            "WEIGHTS_FIRST": weight == "f4e2m1" and self.tile.block_m < _WIDE_BLOCK,
             "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }
 
