@@ -120,7 +120,7 @@ def test_stored_halves_are_widened_exactly(dtype: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["pyllama", "pyllama-draft"])
+@pytest.mark.parametrize("name", ["pyllama", "pyllama-draft", "pyhybrid"])
 def test_the_bundled_checkpoints_match_transformers(name: str) -> None:
     path = Path("examples/models") / name
     prompt = random_prompt(60, vocab_size=4000)
