@@ -11,7 +11,7 @@ from trtc.builder.checkpoint.resolve import resolve_model
 from trtc.builder.checkpoint.verify import expected_tensors
 from trtc.builder.families.features import features
 from trtc.builder.graph import GraphRequest, build_graph
-from trtc.builder.mixers import check_mixers
+from trtc.builder.mixers import check_kv, check_mixers
 from trtc.builder.module import Module
 from trtc.builder.request import BuildRequest
 from trtc.builder.sharding import check_sharding
@@ -139,6 +139,7 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
         target = parse_target(name)
         source = source.for_target(rounds_rows=target.rounds_rows)
         check_mixers(source.spec, target, request.tp)
+        check_kv(source.spec, source.kv_dtype, target)
         for scheme in source.schemes:
             target.check_scheme(scheme)
         ranks = request.tp if target.max_ranks > 1 else 1

@@ -73,7 +73,7 @@ class GraphRequest:
 
     scheme: Scheme
     kv_dtype: str
-    """f32, bf16 or f8e4m3."""
+    """f32, bf16, f8e4m3 or i8."""
     limits: Limits
     quantization: CheckpointQuantization | None = None
     page_size: int | None = None

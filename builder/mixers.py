@@ -3,6 +3,7 @@
 from trtc.builder.spec import DecoderSpec, GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from trtc.builder.targets.base import Target
 from trtc.protos.errors import UnsupportedError
+from trtc.protos.kv import SCALE_BYTES, KvDType
 
 
 def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
@@ -62,6 +63,28 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
             f"the {_stateful(spec)} of {spec.architecture} run on one GPU",
             field="--tp",
             remedy="Leave it out",
+        )
+
+
+def check_kv(spec: DecoderSpec, dtype: KvDType, target: Target) -> None:
+    """A cache with a scale of each token and head needs kernels that read it.
+
+    Raises:
+        UnsupportedError: the target has none, or none for a layer of the model.
+    """
+    if dtype not in SCALE_BYTES:
+        return
+    if not target.scales_kv:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for int8",
+            field="--kv-dtype",
+            remedy="Use bf16 or fp8, or --target cpu, or cuda:sm_90 and others",
+        )
+    if spec.latent_attentions:
+        raise UnsupportedError(
+            f"the latent attention of {spec.architecture} has no kernels for int8",
+            field="--kv-dtype",
+            remedy="Use bf16 or fp8",
         )
 
 

@@ -27,7 +27,7 @@ from trtc.builder.judge import (
     make_canaries,
     window_tokens,
 )
-from trtc.builder.mixers import check_mixers
+from trtc.builder.mixers import check_kv, check_mixers
 from trtc.builder.package import check_output, empty, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
@@ -257,6 +257,7 @@ def _open_job(
         rounds_rows=target.rounds_rows
     )
     check_mixers(source.spec, target, request.tp)
+    check_kv(source.spec, source.kv_dtype, target)
     for scheme in source.schemes:
         target.check(scheme)
     if _searches(request, source, target):

@@ -14,7 +14,7 @@ from trtc.quant.calibration_text import MIN_EVAL_TOKENS
 from trtc.quant.keep import parse_keep
 from trtc.quant.scheme import BUILDABLE, scheme_named
 
-KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
+KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 """`--kv-dtype` -> element type of the pool."""
 DEFAULT_MAX_SEQ_LEN = 4096
 """At most, when `max_seq_len` is not given and the model could do more, which the build says."""
@@ -35,7 +35,7 @@ class BuildRequest:
     dtype: str | None = None
     """A name of quant/scheme.py; None: bf16, or the checkpoint's own when it is quantised."""
     kv_dtype: str | None = None
-    """fp32, bf16 or fp8; None: that of the activations, or what the checkpoint declares."""
+    """fp32, bf16, fp8 or int8; None: that of the activations, or what the checkpoint declares."""
     target: str | None = None
     """`cpu[:isa,...]`, `tensorrt:sm_90` or `tensorrt-rtx:sm_89[,sm_120]`; None: the best for this
     machine."""

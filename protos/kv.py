@@ -17,6 +17,7 @@ those of several layers are adjacent in a region.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -25,9 +26,11 @@ from trtc.protos.dtypes import DTYPES
 from trtc.protos.numbers import Count, Index
 from trtc.protos.record import Record
 
-KvDType = Literal["f32", "bf16", "f8e4m3"]
+KvDType = Literal["f32", "bf16", "f8e4m3", "i8"]
 PoolShape = tuple[str, int, int, int, int] | tuple[str, int, int]
 """[num_pages, planes, page_size, heads, width], or of a state [num_pages, columns, width]"""
+SCALE_BYTES: Mapping[KvDType, int] = {"i8": 4}
+"""Of the f32 scale that each token and head has in planes of a type; 0: none."""
 _ALIGNMENT = 64
 """Alignment of states in bytes, for wide loads."""
 
@@ -42,10 +45,21 @@ class Plane(Record, frozen=True):
     """For a convolution's state: the number of its columns."""
     width: Count
     dtype: KvDType
+    """With scales, a plane of a page has the codes of all its tokens, [page_size, heads, width],
+    and their scales behind them, [page_size, heads] f32."""
+
+    def __post_init__(self) -> None:
+        if self.dtype in SCALE_BYTES and self.name not in ("k", "v"):
+            raise ValueError(f"a plane {self.name} has no {self.dtype}")
+
+    @property
+    def stored_width(self) -> int:
+        """Elements of `dtype` that a head of a token takes, its scale included."""
+        return self.width + SCALE_BYTES.get(self.dtype, 0) * 8 // DTYPES[self.dtype].bits
 
     @property
     def num_bytes(self) -> int:
-        return DTYPES[self.dtype].num_bytes(self.heads * self.width)
+        return DTYPES[self.dtype].num_bytes(self.heads * self.stored_width)
 
 
 class Entry(Record, frozen=True):
@@ -208,7 +222,7 @@ class CacheLayout(Record, frozen=True):
         planes = place.entry.planes
         if self.groups[place.group].is_state:
             return ("num_pages", planes[0].heads, planes[0].width)
-        return ("num_pages", len(planes), self.page_size, planes[0].heads, planes[0].width)
+        return ("num_pages", len(planes), self.page_size, planes[0].heads, planes[0].stored_width)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

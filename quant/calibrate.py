@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trtc.protos.errors import UnsupportedError
+from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration import CalibrationJob, Calibrator
@@ -71,7 +72,7 @@ class CalibrationFacts:
 def quantize_checkpoint(
     model_dir: Path,
     scheme: Scheme | FormatRecipe,
-    kv_dtype: Literal["f32", "bf16", "f8e4m3"],
+    kv_dtype: KvDType,
     calibration: Path | None,
     output_dir: Path,
     progress: Progress,

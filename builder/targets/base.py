@@ -131,6 +131,11 @@ class Target(Protocol):
         want it keep their activations in bf16 otherwise."""
         ...
 
+    @property
+    def scales_kv(self) -> bool:
+        """Whether its kernels take keys and values with a scale of each token and head."""
+        ...
+
     def check_scheme(self, scheme: Scheme) -> None:
         """Say whether the target runs a scheme, whatever this machine has.
 

@@ -71,6 +71,10 @@ class CpuTarget:
         return True
 
     @property
+    def scales_kv(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

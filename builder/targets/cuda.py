@@ -81,6 +81,10 @@ class CudaTarget:
         return True
 
     @property
+    def scales_kv(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 8
 

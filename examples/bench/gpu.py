@@ -70,6 +70,7 @@ TWINS = (
     Variation("bf16", "bf16"),
     Variation("fp8", "fp8"),
     Variation("fp8-kv8", "fp8", "fp8"),
+    Variation("bf16-kv-int8", "bf16", "int8"),
     Variation("int4", "int4"),
     Variation("iq4", "iq4"),
     Variation("int4_awq", "int4_awq"),
@@ -81,6 +82,7 @@ TWINS = (
 UNWEIGHTED = (
     Variation("fp8", "fp8", offline=True),
     Variation("fp8-kv8", "fp8", "fp8", offline=True),
+    Variation("fp8-kv-int8", "fp8", "int8"),
     Variation("bf16", "bf16"),
     Variation("int4", "int4"),
     Variation("iq4", "iq4"),

@@ -15,10 +15,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trtc.plugins.kv_pool import PagedHeads
 from trtc.plugins.op import FusedOp
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.kv import SCALE_BYTES
 from trtc.protos.launch_plan import CallLaunches, CallVariant, read_launches
 from trtc.protos.manifest import PLAN_FILE, Manifest
 from trtc.protos.plan import Argument, Call, Plan, read_plan
@@ -146,8 +148,8 @@ class CallOnDevice:
             output = self._argument(parameter.name)
             if output is None:
                 continue
-            found = self.read(output, batch).astype(np.float64)
-            wanted = np.asarray(value).astype(np.float64)
+            found = self._numbers(output, self.read(output, batch))
+            wanted = self._numbers(output, np.asarray(value))
             if not np.isfinite(found).all():
                 problem = f"{parameter.name} is not finite"
                 continue
@@ -163,6 +165,17 @@ class CallOnDevice:
         return Finding(
             self.call.operator, self.call.site, number, len(batch.token_ids), worst, problem
         )
+
+    def _numbers(self, argument: Argument, array: Array) -> Array:
+        """f64 of a tensor, or of what a pool's codes and scales stand for."""
+        if argument.kind == "pool" and argument.dtype in SCALE_BYTES:
+            heads = self._heads(array)
+            assert heads.scales is not None
+            return heads.codes * heads.scales[..., None].astype(np.float64)
+        return array.astype(np.float64)
+
+    def _heads(self, pool: Array) -> PagedHeads:
+        return PagedHeads(pool, int(self.call.attributes["head_dim"]))
 
     def _rounding(self) -> float:
         is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4", "iq4")
@@ -208,6 +221,12 @@ class CallOnDevice:
             rows = bucket.rows if self._axis(argument) == "R" else bucket.tokens
             count = rows * argument.row_stride
         values = random_values(self.random, argument.dtype, count)
+        if argument.kind == "pool" and argument.dtype in SCALE_BYTES:
+            (entry,) = (one for one in self.plan.kv.places if one.name == argument.name)
+            shape = [int(extent) for extent in self.plan.kv.pool_shape(entry)[1:]]
+            scales = self._heads(values.reshape(-1, *shape)).scales
+            assert scales is not None
+            scales[...] = self.random.uniform(0.005, 0.03, scales.shape)
         self._send(self._place(argument), values.view(np.uint8))
 
     def _axis(self, argument: Argument) -> int | str:

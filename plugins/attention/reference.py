@@ -1,19 +1,29 @@
 """Attention of one query over a paged context, for the references."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+from trtc.plugins.kv_pool import PagedHeads
+
+Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 
 def read_context(
-    pool: Array, pages: Array, context: int, k_scale: Array | None, v_scale: Array | None
+    pool: Array,
+    head_dim: int,
+    pages: Array,
+    context: int,
+    k_scale: Array | None,
+    v_scale: Array | None,
 ) -> tuple[Floats, Floats]:
     """Keys and values [context, kv_heads, head_dim] of a sequence, in order of position."""
     positions = np.arange(context)
     page_size = pool.shape[2]
-    found = pool[pages[positions // page_size], :, positions % page_size].astype(np.float32)
+    slots = pages[positions // page_size] * page_size + positions % page_size
+    found = PagedHeads(pool, head_dim).read(slots)
     keys, values = found[:, 0], found[:, 1]
     if k_scale is not None:
         keys = keys * k_scale.astype(np.float32)

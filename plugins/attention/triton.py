@@ -43,6 +43,7 @@ def tile_constants(
     *,
     head_dim: int,
     num_kv_heads: int,
+    scale_bytes: int,
     page_size: int,
     tile: Tile,
 ) -> dict[str, int | float]:
@@ -50,6 +51,7 @@ def tile_constants(
 
     Args:
         attributes: of the operator: num_heads, scale, window and softcap.
+        scale_bytes: of a head's own scale in the pool, 0 or 4 (plugins/kv_pool.py).
     """
     group = int(attributes["num_heads"]) // num_kv_heads
     return {
@@ -57,6 +59,7 @@ def tile_constants(
         "GROUP": group,
         "GROUP_PAD": power_of_two(group),
         "HEAD_DIM": head_dim,
+        "SCALE_BYTES": scale_bytes,
         "HEAD_PAD": padded_head(head_dim),
         "PAGE_SIZE": page_size,
         "BLOCK_M": tile.block_m,
@@ -96,6 +99,7 @@ def attend(
     sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -114,7 +118,7 @@ def attend(
     begin = first_key(first_position, WINDOW, BLOCK_N)
     _, total, weighted = attend_keys(
         queries, position, first_position, begin, end, pool, pages, kv_head, scale, sink,
-        NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, PRECISION,
+        NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
     return weighted / total[:, None]
 
@@ -156,6 +160,7 @@ def attend_keys(
     sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -184,12 +189,12 @@ def attend_keys(
         masked = tl.minimum((first_position + 1) // BLOCK_N * BLOCK_N, end)
     largest, total, weighted = _attend_blocks(
         largest, total, weighted, queries, position, first_position, begin, masked, end,
-        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
+        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=False,
     )  # fmt: skip
     return _attend_blocks(
         largest, total, weighted, queries, position, first_position, masked, end, end,
-        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
+        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=True,
     )  # fmt: skip
 
@@ -211,6 +216,7 @@ def _attend_blocks(
     scale,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -221,6 +227,7 @@ def _attend_blocks(
     """The running softmax after keys [begin, stop); every row sees them all unless MASKED."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     HEAD_PAD: tl.constexpr = queries.shape[1]
+    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * (HEAD_DIM + SCALE_BYTES)
     d = tl.arange(0, HEAD_PAD)
     n = tl.arange(0, BLOCK_N)
     in_head = d < HEAD_DIM
@@ -233,13 +240,18 @@ def _attend_blocks(
             # Pages that the window has left are others' by now, and may hold anything.
             live = live & (key > first_position - WINDOW)
         page = tl.load(pages + key // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-        slot = (page * (2 * PAGE_SIZE) + key % PAGE_SIZE) * NUM_KV_HEADS + kv_head
+        place = key % PAGE_SIZE * NUM_KV_HEADS + kv_head
+        row = pool + page * (2 * PLANE) + place * HEAD_DIM
         keys = tl.load(
-            pool + slot[None, :] * HEAD_DIM + d[:, None],
+            row[None, :] + d[:, None],
             mask=live[None, :] & in_head[:, None],
             other=0.0,
         ).to(queries.dtype)
         scores = tl.dot(queries, keys, input_precision=PRECISION)
+        if SCALE_BYTES > 0:
+            behind = pool + page * (2 * PLANE) + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+            key_scales = behind.to(tl.pointer_type(tl.float32)) + place
+            scores = scores * tl.load(key_scales, mask=live, other=0.0)[None, :]
         if SOFTCAP > 0:
             # tanh(x) = 2 sigmoid(2 x) - 1
             capped = 2.0 * tl.sigmoid(2.0 * (scores * scale) / SOFTCAP) - 1.0
@@ -257,10 +269,13 @@ def _attend_blocks(
         shrink = tl.exp2(largest - reference)
         total = tl.fma(total, shrink, tl.sum(weights, 1))
         values = tl.load(
-            pool + (slot + PAGE_SIZE * NUM_KV_HEADS)[:, None] * HEAD_DIM + d[None, :],
+            (row + PLANE)[:, None] + d[None, :],
             mask=live[:, None] & in_head[None, :],
             other=0.0,
         ).to(queries.dtype)
+        if SCALE_BYTES > 0:
+            value_scales = (behind + PLANE).to(tl.pointer_type(tl.float32)) + place
+            weights = weights * tl.load(value_scales, mask=live, other=0.0)[None, :]
         weighted = weighted * shrink[:, None]
         weighted = tl.dot(weights.to(queries.dtype), values, weighted, input_precision=PRECISION)
         largest = new_largest

@@ -43,7 +43,7 @@ def reference(
     queries = q.astype(np.float32).reshape(num_rows, num_heads, head_dim)
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
-        keys, values = read_context(pool, page_table[sequence], context, k_scale, v_scale)
+        keys, values = read_context(pool, head_dim, page_table[sequence], context, k_scale, v_scale)
         ranges = TENSORRT.ranges(context, window, splits) if end - begin == 1 else []
         for row, head in product(range(begin, end), range(num_heads)):
             kv_head, position = head // (num_heads // num_kv_heads), context - (end - row)

@@ -55,6 +55,8 @@ struct Sizes {
 #else
   static constexpr bool dots = false;
 #endif
+  // Whether each key and value has a scale of its own.
+  static constexpr bool scaled = C::scale_bytes > 0;
   static constexpr std::int64_t words = dots ? C::head_dim / 2 : C::head_dim;  // of a query or key
 };
 
@@ -168,6 +170,8 @@ template <class C>
 struct BlockRows {
   const typename C::pool_t* keys[kBlock];
   const typename C::pool_t* values[kBlock];
+  const float* key_scales[Sizes<C>::scaled ? kBlock : 1];
+  const float* value_scales[Sizes<C>::scaled ? kBlock : 1];
 };
 
 // A thread's memory.
@@ -179,6 +183,8 @@ struct Workspace {
   alignas(64) float values[kBlock * Sizes<C>::columns];                 // padded with zeros
   alignas(64) float scores[Sizes<C>::rows * kBlock];
   BlockRows<C> rows[2];  // of the block at hand and of the next
+  alignas(64) float key_scales[kBlock];  // of the KV head and block at hand; 0 of keys that no token sees
+  alignas(64) float value_scales[kBlock];
   alignas(64) Partial<C> span;
   alignas(64) Partial<C> whole;
 };
@@ -292,7 +298,7 @@ class TileRunner {
       } else if constexpr (std::is_same_v<Pool, bf16>) {
         std::memcpy(to, q, sizeof(bf16) * C::head_dim);
       } else {
-        // A word of four E4M3 widens to elements 0 and 2, then 1 and 3.
+        // A word of four bytes widens to elements 0 and 2, then 1 and 3.
         for (std::int64_t i = 0; i < S::words; ++i) {
           const bf16* pair = q + i / 2 * 4 + i % 2;
           to[i] = pair[0].bits | std::uint32_t{pair[2].bits} << 16;
@@ -360,14 +366,21 @@ class TileRunner {
     return (tile_.kv_head + row / rows_of_head()) * S::group + row % S::group;
   }
 
-  // Calls f(position, row of the first KV head) for some tokens, with one look at the table a page.
+  // Calls f(position, row of the first KV head, its scale) for some tokens, with one look at the table a
+  // page.
   template <class F>
   void each_token(Half half, Range positions, F&& f) const {
     constexpr std::int64_t stride = C::num_kv_heads * C::head_dim;
     for (std::int64_t at = positions.begin; at < positions.end;) {
       const std::int64_t page = at / C::page_size, end = smaller((page + 1) * C::page_size, positions.end);
       const Pool* row = token_in_pool<C>(pool_, half, pages_[page], at % C::page_size);
-      for (; at < end; ++at, row += stride) f(at, row);
+      if constexpr (S::scaled) {
+        const auto* pool = static_cast<const Pool*>(a_.pool.data);
+        const float* scale = scales_in_pool<C>(pool, half, pages_[page], at % C::page_size) + tile_.kv_head;
+        for (; at < end; ++at, row += stride, scale += C::num_kv_heads) f(at, row, scale);
+      } else {
+        for (; at < end; ++at, row += stride) f(at, row, nullptr);
+      }
     }
   }
 
@@ -377,11 +390,36 @@ class TileRunner {
     if (keys.end - keys.begin < kBlock) {
       for (std::int64_t i = 0; i < kBlock; ++i) rows.keys[i] = rows.values[i] = kNoKey;
     }
-    each_token(Half::keys, keys, [&](std::int64_t position, const Pool* row) { rows.keys[position - start] = row; });
+    each_token(Half::keys, keys, [&](std::int64_t position, const Pool* row, const float* scale) {
+      rows.keys[position - start] = row;
+      if constexpr (S::scaled) rows.key_scales[position - start] = scale;
+    });
     if constexpr (C::planes == 1) {
       std::memcpy(rows.values, rows.keys, sizeof rows.keys);
     } else {
-      each_token(Half::values, keys, [&](std::int64_t position, const Pool* row) { rows.values[position - start] = row; });
+      each_token(Half::values, keys, [&](std::int64_t position, const Pool* row, const float* scale) {
+        rows.values[position - start] = row;
+        if constexpr (S::scaled) rows.value_scales[position - start] = scale;
+      });
+    }
+  }
+
+  // One KV head's share of a block, and what is worked on after it.
+  struct Share {
+    std::int64_t start;
+    Range keys;
+    std::int64_t head;
+    const BlockRows<C>* rows;
+    const BlockRows<C>* next_rows;
+    std::int64_t next_head;
+  };
+
+  // Gathers the scales of a KV head's keys and values in a block.
+  void load_scales(const Share& share) {
+    for (std::int64_t i = 0; i < kBlock; ++i) {
+      const bool inside = i >= share.keys.begin - share.start && i < share.keys.end - share.start;
+      work_.key_scales[i] = inside ? share.rows->key_scales[i][share.head] : 0.f;
+      work_.value_scales[i] = inside ? share.rows->value_scales[i][share.head] : 0.f;
     }
   }
 
@@ -396,20 +434,11 @@ class TileRunner {
     }
   }
 
-  // One KV head's share of a block, and what is worked on after it.
-  struct Share {
-    std::int64_t start;
-    Range keys;
-    std::int64_t head;
-    const BlockRows<C>* rows;
-    const BlockRows<C>* next_rows;
-    std::int64_t next_head;
-  };
-
   void run_head(const Share& share, Partial<C>& result) {
     const std::int64_t start = share.start;
     const Range keys = share.keys, tokens = tokens_that_see(keys);
     const std::int64_t first = share.head * rows_of_head();
+    if constexpr (S::scaled) load_scales(share);
     for (std::int64_t at = 0; at < kBlock; at += kPair) {
       const Range pair = keys.within({start + at, start + at + kPair});
       if (pair.empty()) continue;
@@ -491,6 +520,10 @@ class TileRunner {
       for (int e = 0; e < kWords; ++e) widened[e] = bits_of(columns[e]);
     } else if constexpr (std::is_same_v<Pool, bf16>) {
       widened[0] = words;
+    } else if constexpr (std::is_same_v<Pool, std::int8_t>) {
+      Floats elements[4];  // all are bf16
+      unpack<Pool>(words, elements);
+      for (int e = 0; e < 2; ++e) widened[e] = bits_of(elements[e]) >> 16 | bits_of(elements[e + 2]);
     } else {
 #ifdef TRTC_WIDE
       widened[0] = f8e4m3_to_bf16(words);
@@ -521,6 +554,7 @@ class TileRunner {
     for (std::int64_t i = 0; i < kBlock; i += kLanes) {
       const Floats lane = lane_numbers() + static_cast<float>(i);
       Floats score = load(scores + i) * scale;
+      if constexpr (S::scaled) score = score * load(work_.key_scales + i);
       if constexpr (C::softcap != 0) score = C::softcap * tanh(score / C::softcap);
       const auto inside = (lane >= static_cast<float>(seen.begin)) & (lane < static_cast<float>(seen.end));
       score = inside ? score : unseen;
@@ -532,8 +566,12 @@ class TileRunner {
     Floats total{};
     for (std::int64_t i = 0; i < kBlock; i += kLanes) {
       const Floats weight = exp(load(scores + i) - now);
-      store(scores + i, weight);
       total = total + weight;
+      if constexpr (S::scaled) {
+        store(scores + i, weight * load(work_.value_scales + i));
+      } else {
+        store(scores + i, weight);
+      }
     }
     const float correction = exp(broadcast(before) - now)[0];
     result.largest[row] = now;

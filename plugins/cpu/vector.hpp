@@ -159,6 +159,11 @@ inline Floats f8e4m3_values(Words codes) {
 #endif
 }
 
+// Values of the int8 in the low byte of each word; the other bytes do not matter.
+inline Floats i8_values(Words codes) {
+  return __builtin_convertvector(std::bit_cast<SignedWords>(codes << 24) >> 24, Floats);
+}
+
 // How many elements of type T a word holds.
 template <class T>
 inline constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
@@ -171,6 +176,8 @@ void unpack(Words words, Floats (&elements)[kPerWord<T>]) {
   } else if constexpr (std::is_same_v<T, bf16>) {
     elements[0] = as_floats(words << 16);
     elements[1] = as_floats(words & 0xffff0000u);
+  } else if constexpr (std::is_same_v<T, std::int8_t>) {
+    for (int e = 0; e < 4; ++e) elements[e] = i8_values(words >> (8 * e));
   } else {
     static_assert(std::is_same_v<T, f8e4m3>);
 #if defined(TRTC_WIDE)
@@ -201,9 +208,10 @@ Floats load(const T* from, AllLanes = {}) {
     std::memcpy(&x, from, sizeof x);
     return as_floats(widened(x) << 16);
   } else {
-    static_assert(std::is_same_v<T, f8e4m3>);
+    static_assert(std::is_same_v<T, f8e4m3> || std::is_same_v<T, std::int8_t>);
     Bytes x;
     std::memcpy(&x, from, sizeof x);
+    if constexpr (std::is_same_v<T, std::int8_t>) return i8_values(widened(x));
     return f8e4m3_values(widened(x));
   }
 }

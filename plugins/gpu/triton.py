@@ -125,6 +125,24 @@ def quantized_rows(
 
 
 @triton.jit
+def largest_of(rows):
+    """The largest magnitude of each row."""
+    return tl.max(tl.abs(rows), 1)
+
+
+@triton.jit
+def is_finite(rows):
+    """Whether all of a row are finite: 0 times NaN or infinity is NaN."""
+    return tl.sum(rows * 0.0, 1) == 0.0
+
+
+@triton.jit
+def scale_of_head(largest, finite, OUT: tl.constexpr):
+    """The scale of each head of a cache, by its largest magnitude; NaN if it is not `finite`."""
+    return tl.where(finite, _scale_of(largest, OUT), float("nan"))
+
+
+@triton.jit
 def _scale_of(largest, OUT: tl.constexpr):
     LARGEST_CODE: tl.constexpr = 127.0 if OUT.is_int8() else 448.0
     return tl.div_rn(tl.maximum(largest, 1e-10), LARGEST_CODE)

@@ -1,11 +1,13 @@
 """Writing of a step's keys and values into the paged pool."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.rounding import cast
+from trtc.plugins.kv_pool import PagedHeads
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 def reference(
@@ -21,10 +23,10 @@ def reference(
 ) -> tuple[Array]:
     """Return a copy of the pool with k / k_scale and v / v_scale at `slots`."""
     written = pool.copy()
-    pages, offsets = np.divmod(slots, pool.shape[2])
+    heads = PagedHeads(written, head_dim)
     for index, (rows, scale) in enumerate(((k, k_scale), (v, v_scale))):
         values = rows.astype(np.float32).reshape(-1, num_kv_heads, head_dim)
         if scale is not None:
             values = np.divide(values, scale, dtype=np.float32)
-        written[pages, index, offsets] = cast(values, str(pool.dtype))
+        heads.write(index, slots, values)
     return (written,)

@@ -1,6 +1,7 @@
 // What the kernels of paged_attention agree on: shapes, and how a context falls into splits.
 //
-// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16 or E4m3) OUT; PAGE_SIZE TABLE_WIDTH;
+// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16, E4m3 or i8) SCALE_BYTES (of a head's own scale in
+// the pool: 4 of an i8, else 0) OUT; PAGE_SIZE TABLE_WIDTH;
 // Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE HAS_V_SCALE
 // HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
 #pragma once
@@ -16,7 +17,9 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kGroup = NUM_HEADS / NUM_KV_HEADS;
 constexpr int kRowBytes = HEAD_DIM * sizeof(Pool);             // a key or value of one head
 constexpr int kTokenBytes = NUM_KV_HEADS * kRowBytes;          // of all heads
-constexpr int kPlaneBytes = PAGE_SIZE * kTokenBytes;           // the keys, or values, of a page
+constexpr int kCodeBytes = PAGE_SIZE * kTokenBytes;            // the keys, or values, of a page
+constexpr bool kScaled = SCALE_BYTES > 0;                      // their f32 scales are behind them
+constexpr int kPlaneBytes = kCodeBytes + PAGE_SIZE * NUM_KV_HEADS * SCALE_BYTES;
 constexpr long long kPageBytes = 2ll * kPlaneBytes;
 constexpr int kTile = 16;  // keys of one product; where a window begins is rounded down to it
 
@@ -27,17 +30,31 @@ constexpr __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr __device__ int smaller(int a, int b) { return a < b ? a : b; }
 constexpr __device__ int larger(int a, int b) { return a > b ? a : b; }
 
-// E4M3 is exact in f16, and so are bf16 queries of any size that attention meets.
+// E4M3 is exact in f16, and so are bf16 queries of any size that attention meets. int8 is exact in
+// bf16, which weights keep their range in, times the scale of a value.
 template <class T>
 struct OperandOf {
   using type = Bf16;
+  static constexpr bool is_f16 = false;
 };
 template <>
 struct OperandOf<E4m3> {
   using type = F16;
+  static constexpr bool is_f16 = true;
 };
 using Operand = OperandOf<Pool>::type;  // of the tensor cores
-constexpr bool kE4m3 = sizeof(Pool) == 1;
+constexpr bool kE4m3 = OperandOf<Pool>::is_f16;
+constexpr bool kBytes = sizeof(Pool) == 1;
+static_assert(kScaled == (kBytes && !kE4m3), "int8 has scales");
+
+// Four stored bytes as operands: the first two, the others.
+__device__ inline uint2 byte_operands(unsigned four) {
+  if constexpr (kE4m3) return e4m3_to_f16(four);
+  // 0x4300 | n is the bf16 128 + n, n of 7 bits; with a sign bit too it is 256.
+  const unsigned low = four & 0x7f7f7f7fu, sign = four & 0x80808080u;
+  return {subtract_bf16(__byte_perm(low, 0x43434343u, 0x4140), __byte_perm(sign, 0x43434343u, 0x4140)),
+          subtract_bf16(__byte_perm(low, 0x43434343u, 0x4342), __byte_perm(sign, 0x43434343u, 0x4342))};
+}
 
 // Two bf16 queries as operands.
 __device__ inline unsigned query_operand(unsigned pair) {

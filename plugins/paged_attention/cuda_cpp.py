@@ -23,7 +23,7 @@ def supports(site: Site) -> bool:
     """Whether there are CUDA C++ kernels for a site."""
     return (
         site.dtypes["q"] == "bf16"
-        and site.dtypes["pool"] in ("bf16", "f8e4m3")
+        and site.dtypes["pool"] in ("bf16", "f8e4m3", "i8")
         and site.axes["head_dim"] in _HEAD_DIMS
         and site.page_size % _PAGE_KEYS == 0
     )
@@ -58,6 +58,7 @@ def constants(site: Site, times: int = 1) -> dict[str, int | float | str]:
         "NUM_KV_HEADS": site.axes["num_kv_heads"],
         "HEAD_DIM": site.axes["head_dim"],
         "POOL": CPP_TYPES[site.dtypes["pool"]],
+        "SCALE_BYTES": site.axes["scale_bytes"],
         "OUT": CPP_TYPES[site.dtypes["out"]],
         "PAGE_SIZE": site.page_size,
         "TABLE_WIDTH": site.table_width,

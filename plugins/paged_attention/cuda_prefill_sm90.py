@@ -51,6 +51,7 @@ def available(site: Site) -> bool:
     return (
         site.arch.has_wgmma
         and supports(site)
+        and site.axes["scale_bytes"] == 0
         and group(site) <= _ROWS
         and _shared_bytes(site, tile_of(site)) <= SM_90.shared_bytes
     )

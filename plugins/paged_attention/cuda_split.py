@@ -190,9 +190,9 @@ def _combine_launch(site: Site, counter: bool, times: int) -> Launch:
 
 def _stage_bytes(site: Site) -> int:
     """Shared memory of one tile of one warp: its keys, then its values, in rows that are padded
-    against conflicts of banks."""
+    against conflicts of banks, and their scales."""
     row = row_bytes(site)
     share = 4 * next((size for size in (16, 8) if row % (4 * size) == 0), 4)
     key_pitch = row if row // share % 2 else row + share
     value_pitch = -(-(row - 16) // 64) * 64 + 16
-    return CUDA.alignment * (key_pitch + value_pitch)
+    return CUDA.alignment * (key_pitch + value_pitch + 2 * site.axes["scale_bytes"])

@@ -41,7 +41,7 @@ def reference(
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         if begin == end:
             continue
-        keys, values = read_context(pool, page_table[sequence], context, k_scale, v_scale)
+        keys, values = read_context(pool, head_dim, page_table[sequence], context, k_scale, v_scale)
         for row in range(begin, end):
             position = context - (end - row)
             first = max(0, position - window + 1) if window else 0

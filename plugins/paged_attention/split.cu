@@ -40,12 +40,13 @@ constexpr int kValueWords = kValueChunk / 4;
 constexpr int kValueElements = kValueChunk / sizeof(Pool);
 constexpr int kRowTiles = kValueChunks * kValueElements / 2;  // groups of 16 elements of d
 
-// Shared memory of a warp: stages of 16 rows of K, then of V; at the end its sums. Rows are as far
+// Shared memory of a warp: stages of 16 rows of K, then of V, and their scales; at the end its sums. Rows are as far
 // apart as it takes for lanes that read together to meet different banks.
 constexpr int kKeyPitch = kRowBytes / (4 * kKeyChunk) % 2 ? kRowBytes : kRowBytes + 4 * kKeyChunk;
 constexpr int kValuePitch = (kRowBytes + 47) / 64 * 64 + 16;
 constexpr int kKeyBytes = kTile * kKeyPitch;
-constexpr int kStageBytes = kTile * (kKeyPitch + kValuePitch);
+constexpr int kScalesAt = kTile * (kKeyPitch + kValuePitch);  // of keys, then of values
+constexpr int kStageBytes = kScalesAt + 2 * kTile * SCALE_BYTES;
 constexpr int kSumsPitch = HEAD_DIM + 4;  // floats
 constexpr int kSumsBytes = 8 * kColumns * kSumsPitch * 4;
 constexpr int kWarpBytes = STAGES * kStageBytes > kSumsBytes ? STAGES * kStageBytes : kSumsBytes;
@@ -85,6 +86,7 @@ struct Item {
 // Copies this warp's tiles of a split to its stages, each to the next one.
 struct Fetcher {
   const unsigned char* head;  // of the pool's page 0, for this KV head
+  const unsigned char* scales;  // of its keys there
   const int* pages;           // of the sequence
   int first, end;             // keys that are seen
   int next, split_end;        // tile to copy next; all are before split_end
@@ -111,6 +113,7 @@ struct Fetcher {
       } else {
         copy_rows<false>(low, high, to);
       }
+      if constexpr (kScaled) copy_scales(mine, to + kScalesAt);
       next += kStride;
       ++number;
     }
@@ -121,6 +124,15 @@ struct Fetcher {
     if (tile >= split_end) return;
     page.x = pages[tile / PAGE_SIZE];
     if (PAGE_SIZE < kTile && tile + 8 < end) page.y = pages[(tile + 8) / PAGE_SIZE];
+  }
+
+  // A lane's of 16 keys and values. Those that are not seen, whose weights are 0, get a neighbour's.
+  __device__ void copy_scales(int2 tile_pages, unsigned to) const {
+    const int row = smaller(larger(lane % kTile, first - next), end - 1 - next);
+    const int in_page = PAGE_SIZE < kTile && row >= 8 ? tile_pages.y : tile_pages.x;
+    const int token = (next + row) % PAGE_SIZE;
+    copy_async_4(to + lane * 4, scales + in_page * kPageBytes + lane / kTile * kPlaneBytes +
+                                    token * NUM_KV_HEADS * SCALE_BYTES);
   }
 
   // Keys beyond the context may be NaN: zeros are read in their place.
@@ -250,8 +262,8 @@ struct Softmax {
                                     unsigned (&pairs)[4]) {
     for (int half = 0; half < 2; ++half) {
       const Words<kValueWords>&even = rows[2 * half], &odd = rows[2 * half + 1];
-      if constexpr (kE4m3) {
-        const uint2 pair = e4m3_to_f16(
+      if constexpr (kBytes) {
+        const uint2 pair = byte_operands(
             __byte_perm(even.word[part / 2], odd.word[part / 2], part % 2 ? 0x7362 : 0x5140));
         pairs[2 * half] = pair.x;
         pairs[2 * half + 1] = pair.y;
@@ -280,6 +292,11 @@ struct Softmax {
   }
 };
 
+// The scale of a lane's i-th key, or value, of half a tile, from those of the tile.
+__device__ inline float scale_at(const unsigned char* scales, int half, int i, const Lane& lane) {
+  return reinterpret_cast<const float*>(scales)[8 * half + 2 * lane.t + i % 2];
+}
+
 // Scores of a tile's keys, in units of log2: [half][head g or g + 8, key 2t or 2t + 1].
 __device__ inline void score_tile(const Queries& queries, const unsigned char* keys, float scale,
                                   const Lane& lane, float (&scores)[2][4]) {
@@ -290,8 +307,8 @@ __device__ inline void score_tile(const Queries& queries, const unsigned char* k
           keys + (8 * half + lane.g) * kKeyPitch + (lane.t + 4 * chunk) * kKeyChunk);
       for (int part = 0; part < kKeyElements / 4; ++part) {
         const int step = chunk * (kKeyElements / 4) + part;
-        if constexpr (kE4m3) {
-          const uint2 pair = e4m3_to_f16(key.word[part]);
+        if constexpr (kBytes) {
+          const uint2 pair = byte_operands(key.word[part]);
           multiply_16x8x16<Operand>(sums[step % 2], queries.q[step], pair.x, pair.y);
         } else {
           multiply_16x8x16<Operand>(sums[step % 2], queries.q[step], key.word[2 * part],
@@ -299,7 +316,11 @@ __device__ inline void score_tile(const Queries& queries, const unsigned char* k
         }
       }
     }
-    for (int i = 0; i < 4; ++i) scores[half][i] = score(sums[0][i] + sums[1][i], scale);
+    for (int i = 0; i < 4; ++i) {
+      float product = sums[0][i] + sums[1][i];
+      if constexpr (kScaled) product = __fmul_rn(product, scale_at(keys + kScalesAt, half, i, lane));
+      scores[half][i] = score(product, scale);
+    }
   }
 }
 
@@ -344,6 +365,7 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
   const int first_tile = begin + warp * kTile;
   Fetcher fetcher{
       pool + kv_head * kRowBytes,
+      pool + kCodeBytes + kv_head * SCALE_BYTES,
       page_table + static_cast<long long>(sequence) * TABLE_WIDTH,
       splits.first,
       splits.end,
@@ -381,6 +403,11 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
       }
     }
     softmax.weigh(scores, lane);
+    if constexpr (kScaled) {
+      const unsigned char* const scales = keys + kScalesAt + kTile * SCALE_BYTES;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[i / 4][i % 4] *= scale_at(scales, i / 4, i, lane);
+    }
     softmax.add(scores, keys + kKeyBytes, lane);
     __syncwarp();
     fetcher.fetch();

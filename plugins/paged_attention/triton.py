@@ -46,6 +46,7 @@ def attention_prefill(
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
@@ -94,6 +95,7 @@ def attention_prefill(
             sink,
             NUM_KV_HEADS,
             HEAD_DIM,
+            SCALE_BYTES,
             PAGE_SIZE,
             BLOCK_N,
             WINDOW,
@@ -124,6 +126,7 @@ def prefill(site: Site, *, least_new: int) -> Launch:
             **tile_constants(
                 site.attributes,
                 head_dim=site.axes["head_dim"],
+                scale_bytes=site.axes["scale_bytes"],
                 num_kv_heads=num_kv_heads,
                 page_size=site.page_size,
                 tile=tile,

@@ -56,6 +56,7 @@ def rope(
             q_norm,
             None,
             None,
+            None,
             cosines,
             sines,
             head,

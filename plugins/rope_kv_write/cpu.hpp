@@ -39,23 +39,18 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
           for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(out + i, load(out + i, n) * scale, n); });
         }
       }
-      auto* keys = slot_in_pool<C>(pool, Half::keys, slots[row]);
       for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {
         T rotated[C::head_dim];
         const T* source = a.k.row<const T>(row) + head * C::head_dim;
         detail::normed_and_rotated<C, typename C::k_norm_t>(rotated, source, k_norm, cos, sin);
-        write_to_pool<typename C::k_scale_t>(keys + head * C::head_dim, rotated, C::head_dim, a.k_scale.scalar());
-      }
-      auto* values = slot_in_pool<C>(pool, Half::values, slots[row]);
-      if constexpr (std::is_same_v<typename C::v_norm_t, none>) {
-        write_to_pool<typename C::v_scale_t>(values, a.v.row<const T>(row), C::num_kv_heads * C::head_dim,
-                                             a.v_scale.scalar());
-      } else {
-        for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {
-          T normed[C::head_dim];
-          detail::normed_head<C, typename C::v_norm_t>(normed, a.v.row<const T>(row) + head * C::head_dim, v_norm);
-          write_to_pool<typename C::v_scale_t>(values + head * C::head_dim, normed, C::head_dim, a.v_scale.scalar());
+        write_head<C, typename C::k_scale_t>(pool, Half::keys, slots[row], head, rotated, a.k_scale.scalar());
+        const T* values = a.v.row<const T>(row) + head * C::head_dim;
+        [[maybe_unused]] T normed[C::head_dim];
+        if constexpr (!std::is_same_v<typename C::v_norm_t, none>) {
+          detail::normed_head<C, typename C::v_norm_t>(normed, values, v_norm);
+          values = normed;
         }
+        write_head<C, typename C::v_scale_t>(pool, Half::values, slots[row], head, values, a.v_scale.scalar());
       }
     }
   });

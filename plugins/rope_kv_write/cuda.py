@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
-from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.gpu.triton import (
+    is_finite,
+    largest_of,
+    launch_dependents,
+    quantized,
+    scale_of_head,
+    wait_for_inputs,
+)
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
 from trtc.plugins.rotary.triton import rotate_heads
 
@@ -37,6 +44,7 @@ def rope_kv_write(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
     HALF: tl.constexpr,
     EPS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -53,7 +61,9 @@ def rope_kv_write(
     HEAD_PAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """`pool_out` is the pool's own memory. HALF: of the rotated columns, which come first."""
+    """`pool_out` is the pool's own memory. HALF: of the rotated columns, which come first.
+    SCALE_BYTES: of a head's own scale, 0 or those of an f32; see plugins/kv_pool.py."""
+    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * (HEAD_DIM + SCALE_BYTES)
     Q_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     PARTS: tl.constexpr = Q_PARTS + 2 * KV_PARTS
@@ -67,9 +77,16 @@ def rope_kv_write(
     rotates = is_real & (angle < HALF)
     cosines = tl.load(cos + position * COS_STRIDE + angle, mask=rotates, other=0.0)
     sines = tl.load(sin + position * SIN_STRIDE + angle, mask=rotates, other=0.0)
-    k_place = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
-    row_of_k = pool_out + k_place * (NUM_KV_HEADS * HEAD_DIM)
-    row_of_v = row_of_k + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+    plane_of_k = pool_out + slot // PAGE_SIZE * (2 * PLANE)
+    row_of_k = plane_of_k + slot % PAGE_SIZE * (NUM_KV_HEADS * HEAD_DIM)
+    row_of_v = row_of_k + PLANE
+    scales_of_k = None
+    scales_of_v = None
+    if SCALE_BYTES > 0:
+        behind = plane_of_k + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+        at_scale = slot % PAGE_SIZE * NUM_KV_HEADS
+        scales_of_k = behind.to(tl.pointer_type(tl.float32)) + at_scale
+        scales_of_v = (behind + PLANE).to(tl.pointer_type(tl.float32)) + at_scale
     factor = None if q_scale is None else tl.load(q_scale + position)
     wait_for_inputs(OVERLAPS)
     if is_real:
@@ -80,6 +97,7 @@ def rope_kv_write(
                 q_out + row * OUT_STRIDE,
                 q_norm,
                 factor,
+                None,
                 None,
                 cosines,
                 sines,
@@ -100,6 +118,7 @@ def rope_kv_write(
                 k_norm,
                 None,
                 k_scale,
+                scales_of_k,
                 cosines,
                 sines,
                 head,
@@ -123,6 +142,12 @@ def rope_kv_write(
                 root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
                 weight = tl.load(v_norm + column, mask=column < HEAD_DIM, other=0.0)[None, :]
                 values = (tl.div_rn(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
+            if SCALE_BYTES > 0:
+                own = scale_of_head(
+                    largest_of(values), is_finite(values), pool_out.dtype.element_ty
+                )
+                tl.store(scales_of_v + head, own, mask=head < NUM_KV_HEADS)
+                by = own[:, None]
             written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
             tl.store(row_of_v + at, written, mask=inside)
 
@@ -151,6 +176,7 @@ def _launch(site: Site, tile: int) -> Launch:
             "NUM_HEADS": num_heads,
             "NUM_KV_HEADS": num_kv_heads,
             "HEAD_DIM": head_dim,
+            "SCALE_BYTES": site.axes["scale_bytes"],
             "HALF": rotary_dim // 2,
             "EPS": float(site.attributes["eps"]),
             "PAGE_SIZE": site.page_size,

@@ -1,11 +1,14 @@
 """Per-head RMSNorm, rotary embedding (Su et al. 2021, arXiv:2104.09864) and the KV write."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.kv_pool import PagedHeads
 from trtc.plugins.rounding import cast
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 def reference(
@@ -53,14 +56,14 @@ def reference(
         return cast(normed(cast(out, through), num, norm if norm_after else None), through)
 
     written = pool.copy()
-    pages, offsets = np.divmod(slots, pool.shape[2])
+    heads = PagedHeads(written, head_dim)
     keys = rotated(k, num_kv_heads, k_norm)
     values = normed(v, num_kv_heads, v_norm)
     for index, (rows, scale) in enumerate(((keys, k_scale), (values, v_scale))):
         stored = rows.astype(np.float32)
         if scale is not None:
             stored = np.divide(stored, scale, dtype=np.float32)
-        written[pages, index, offsets] = cast(stored, str(pool.dtype))
+        heads.write(index, slots, stored)
     queries = rotated(q, num_heads, q_norm).reshape(q.shape)
     if q_scale is not None:
         queries = cast(queries.astype(np.float32) * q_scale[positions][:, None], through)

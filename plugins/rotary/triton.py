@@ -4,7 +4,7 @@ rope_kv_write."""
 import triton
 import triton.language as tl
 
-from trtc.plugins.gpu.triton import quantized
+from trtc.plugins.gpu.triton import is_finite, largest_of, quantized, scale_of_head
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def rotate_heads(
     norm,
     factor,
     scale,
+    scales,
     cosines,
     sines,
     head,
@@ -35,8 +36,9 @@ def rotate_heads(
     NORM_AFTER: tl.constexpr,
 ):
     """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
-    head of the row begins; `norm`, `factor` and `scale` may be None. NORM_AFTER: the rotation comes
-    first. `factor` multiplies the result before it is divided by `scale`."""
+    head of the row begins; `norm`, `factor`, `scale` and `scales` may be None. NORM_AFTER: the
+    rotation comes first. `factor` multiplies the result before it is divided by `scale`. `scales`:
+    where each head's own scale goes, by which it is divided instead."""
     THROUGH: tl.constexpr = source.dtype.element_ty
     OUT: tl.constexpr = target.dtype.element_ty
     column = tl.arange(0, HALF_PAD)
@@ -75,6 +77,17 @@ def rotate_heads(
         second = second.to(THROUGH).to(tl.float32) * factor
         if REST_PAD > 0:
             rest = rest * factor
+    if scales is not None:
+        first = first.to(THROUGH).to(tl.float32)
+        second = second.to(THROUGH).to(tl.float32)
+        largest = tl.maximum(largest_of(first), largest_of(second))
+        finite = is_finite(first) & is_finite(second)
+        if REST_PAD > 0:
+            largest = tl.maximum(largest, largest_of(rest))
+            finite = finite & is_finite(rest)
+        own = scale_of_head(largest, finite, OUT)
+        tl.store(scales + head, own, mask=head < NUM_HEADS)
+        by = own[:, None]
     tl.store(target + at, quantized(first, None, by, THROUGH, OUT), mask=inside)
     tl.store(target + at + HALF, quantized(second, None, by, THROUGH, OUT), mask=inside)
     if REST_PAD > 0:

@@ -518,6 +518,7 @@ def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> No
         ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for the latent"),
         ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
         ({"target": "cuda:sm_90", "tp": 2}, "--t.*: .*latent attention of DeepseekV3ForCausalLM"),
+        ({"kv_dtype": "int8"}, "--kv-dtype: the latent attention of DeepseekV3.* kernels for int8"),
     ],
 )
 def test_latent_attention_is_refused_where_no_kernel_has_it(
@@ -574,7 +575,12 @@ def test_targets_without_attention_sinks_refuse_them(target: str, tmp_path: Path
     [
         ({"dtype": "fp7"}, UnsupportedError, "--dtype"),
         ({"dtype": "fp8_weights"}, UnsupportedError, "does not make them"),
-        ({"kv_dtype": "int8"}, RequestError, "--kv-dtype"),
+        ({"kv_dtype": "int4"}, RequestError, "--kv-dtype"),
+        (
+            {"kv_dtype": "int8", "target": "tensorrt:sm_90"},
+            UnsupportedError,
+            "--kv-dtype: tensorrt:sm_90 has no kernels for int8",
+        ),
         ({"target": "cpu:mmx"}, UnsupportedError, "--target"),
         ({"max_batch_size": 0}, RequestError, "--max-batch-size"),
         ({"max_num_tokens": 0}, RequestError, "--max-num-tokens"),

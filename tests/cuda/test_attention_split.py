@@ -30,6 +30,8 @@ DECODE = [Sequence(context, 1) for context in (1, 16, 37, 256, 257, 700)]
         {"pool": "f8e4m3", "head_dim": 128, "by": KV_SCALES, "page_size": 8, "out": "f8e4m3"},
         {"heads": 3, "kv_heads": 3, "head_dim": 80, "window": 100, "softcap": 3.0, "out": "i8"},
         {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "f8e4m3", "out": "f32"},
+        {"pool": "i8", "head_dim": 128, "page_size": 8},
+        {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "i8", "window": 100, "out": "f32"},
         {"heads": 12, "kv_heads": 1, "head_dim": 256, "page_size": 128, "window": 300},
         {"heads": 16, "kv_heads": 2, "sinks": True},
         {

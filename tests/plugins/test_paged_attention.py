@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ SHAPES = {
     "gqa": AttentionShape("bf16", "bf16", 4, 2, 64, 16),
     "mha_f32": AttentionShape("f32", "f32", 3, 3, 24, 8),
     "mqa_fp8": AttentionShape("bf16", "f8e4m3", 8, 1, 64, 32, out_dtype="f8e4m3"),
+    "mqa_i8": AttentionShape("bf16", "i8", 8, 1, 64, 32),
+    "window_i8": AttentionShape("f32", "i8", 6, 3, 40, 16, window=37, softcap=5.0),
     "window": AttentionShape("bf16", "bf16", 6, 2, 80, 16, window=37),
     "wide_window_fp8": AttentionShape("f32", "f8e4m3", 4, 4, 96, 64, window=100),
     "softcap": AttentionShape("f32", "bf16", 4, 2, 256, 16, softcap=5.0),
@@ -120,7 +123,24 @@ def test_batches_threads_and_pages_change_no_bit(library, name):
         assert one.tobytes() == other.tobytes() == alone.tobytes()
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mqa_fp8"])
+@pytest.mark.parametrize("name", ["mqa_i8", "window_i8"])
+def test_int8_keys_and_values_are_what_their_codes_and_scales_say(library, name):
+    """As in a pool of f32 with their products: the largest of a head is 127 of its units."""
+    shape = SHAPES[name]
+    tails = [(one, 3, 90) for one in histories(shape, (90,))]
+    rounded = []
+    for history, new, context in tails:
+        units = np.abs(history.kv).max(-1, keepdims=True) / 127
+        rounded.append((History(history.q, np.rint(history.kv / units) * units), new, context))
+    exact = replace(shape, pool_dtype="f32")
+    expected = attention_call(np.random.default_rng(1), exact, rounded).reference()["out"]
+    (found,) = run(library, shape, tails)
+    np.testing.assert_allclose(
+        found.astype(np.float32), expected.astype(np.float32), rtol=1 / 64, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["gqa", "window", "mqa_fp8", "mqa_i8"])
 def test_later_tokens_of_a_chunk_are_not_seen(library, name):
     """Not even as 0 * NaN: a token's own bits stay when all that follows is NaN."""
     shape = SHAPES[name]

@@ -9,7 +9,8 @@ from tests.support.kernels import (
     available_isas,
     compile_kernels,
 )
-from tests.support.rope_calls import ROWS, assert_rope_close, grid
+from tests.support.rope_calls import KV_HEADS, ROWS, assert_rope_close, grid
+from trtc.plugins.kv_pool import PagedHeads
 
 GRID = grid()
 
@@ -38,6 +39,20 @@ def test_a_row_does_not_depend_on_the_others(library, call):
         assert alone["q_out"].tobytes() == whole["q_out"][row].tobytes()
         pool = alone["pool_out"]
     assert pool.tobytes() == whole["pool_out"].tobytes()
+
+
+def test_keys_and_values_that_are_not_finite_get_a_scale_that_is_not(library):
+    call = next(c for c in GRID if c.types["pool"].dtype == "i8" and "v_norm" not in c.inputs)
+    rows, head_dim = {name: np.array(call.inputs[name]) for name in ("k", "v")}, 64
+    rows["k"][1, 5], rows["v"][2, head_dim + 1] = np.nan, np.inf
+    spoilt = KernelCall(call.op, call.attributes, {**call.inputs, **rows})
+    written = PagedHeads(library.run(spoilt)["pool_out"], head_dim)
+    assert written.scales is not None
+    pages, offsets = np.divmod(call.inputs["slots"], written.codes.shape[2])
+    for plane, row, head in ((0, 1, 0), (1, 2, 1)):
+        expected = np.zeros((ROWS, KV_HEADS), bool)
+        expected[row, head] = True
+        np.testing.assert_array_equal(np.isnan(written.scales[pages, plane, offsets]), expected)
 
 
 def test_position_zero_is_not_rotated(library):

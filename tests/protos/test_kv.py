@@ -1,5 +1,7 @@
 """The cache layout: bytes, places and what it refuses."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -61,6 +63,21 @@ def test_layers_of_one_region_see_it_in_their_own_shape() -> None:
     shapes = {one.name: layout.pool_shape(one) for one in layout.places}
     assert shapes["kv_5"] == ("num_pages", 2, 8, 1, 64)
     assert shapes["kv_1"] == ("num_pages", 2, 8, 4, 16)
+
+
+def test_int8_has_a_scale_of_each_token_and_head() -> None:
+    of_int8 = attention_entry(0, num_kv_heads=3, head_dim=64, dtype="i8")
+    layout = CacheLayout(page_size=16, groups=(Group(kind=Full(), entries=(of_int8,)),))
+    assert layout.page_bytes == 2 * 16 * 3 * (64 + 4)
+    (place,) = layout.places
+    assert layout.pool_shape(place) == ("num_pages", 2, 16, 3, 68)
+    assert layout.of_rank(3).page_bytes * 3 == layout.page_bytes
+
+
+@pytest.mark.parametrize("name", ["latent", "columns", "matrix"])
+def test_int8_is_for_keys_and_values(name: Any) -> None:
+    with pytest.raises(ValueError, match=f"a plane {name} has no i8"):
+        Plane(name=name, heads=1, width=64, dtype="i8")
 
 
 def with_states(*sizes: int) -> CacheLayout:

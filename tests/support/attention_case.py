@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from tests.support.operands import stale_pool
+from trtc.plugins.kv_pool import PagedHeads
+from trtc.plugins.rounding import cast
 
 Array = NDArray[Any]
-STALE = np.nan
-"""What pages hold that no sequence has written: nobody may read it."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,23 @@ def make_batch(
     window: int = 0,
     seed: int = 0,
 ) -> Batch:
-    """Every sequence's pages are written up to its context and stale beyond. It has let go of those
-    that its `window` has left: a stale page stands in the table instead."""
+    """Every sequence's pages are written up to its context, and NaN beyond, which nobody may read.
+    It has let go of those that its `window` has left: a stale page stands in the table instead."""
     rng = np.random.default_rng(seed)
     widths = [-(-one.context // page_size) for one in sequences]
     num_pages = sum(widths) + 3
     free = rng.permutation(num_pages)
     table = np.zeros((len(sequences), max(widths)), np.int32)
-    values = np.full((num_pages, 2, page_size, num_kv_heads, head_dim), STALE, np.float32)
+    pool = stale_pool(num_pages, page_size, num_kv_heads, head_dim, pool_dtype)
+    written = PagedHeads(pool, head_dim)
     slots = []
     for index, (one, width) in enumerate(zip(sequences, widths, strict=True)):
         table[index, :width], free = free[:width], free[width:]
         for position in range(one.context):
             page, offset = table[index, position // page_size], position % page_size
-            values[page, :, offset] = rng.normal(size=(2, num_kv_heads, head_dim))
+            heads = rng.normal(size=(2, num_kv_heads, head_dim)).astype(np.float32)
+            for plane in (0, 1):
+                written.write(plane, np.array([page * page_size + offset]), heads[plane][None])
             if position >= one.context - one.new:
                 slots.append(page * page_size + offset)
         if window:
@@ -66,7 +69,7 @@ def make_batch(
     q = rng.normal(size=(int(starts[-1]), num_heads * head_dim)).astype(np.float32)
     return Batch(
         q=cast(q, dtype),
-        pool=values.astype(NUMPY_DTYPES[pool_dtype]),
+        pool=pool,
         slots=np.asarray(slots, np.int32),
         query_start=starts,
         context_lens=np.asarray([one.context for one in sequences], np.int32),

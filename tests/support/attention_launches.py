@@ -77,7 +77,8 @@ class Attention:
 
     def site(self, sm: int) -> Site:
         width = int(self.attributes["num_heads"]) * int(self.attributes["head_dim"])
-        _, _, page_size, num_kv_heads, head_dim = self.batch.pool.shape
+        _, _, page_size, num_kv_heads, stored = self.batch.pool.shape
+        head_dim = int(self.attributes["head_dim"])
         dtypes = dtype_names(self.batch)
         return Site(
             dtypes={
@@ -87,7 +88,11 @@ class Attention:
                 "out": self.attributes["out_dtype"],
             },
             strides={"q": width + _GUARD, "out": width + _GUARD},
-            axes={"num_kv_heads": num_kv_heads, "head_dim": head_dim},
+            axes={
+                "num_kv_heads": num_kv_heads,
+                "head_dim": head_dim,
+                "scale_bytes": stored - head_dim,
+            },
             attributes=self.attributes,
             rows="tokens",
             page_size=page_size,

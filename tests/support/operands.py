@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
+from trtc.plugins.kv_pool import PagedHeads
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.protos.kv import SCALE_BYTES
 
 Array = NDArray[Any]
 
@@ -66,8 +68,21 @@ def attention_sinks(num_heads: int) -> Array:
 
 def random_sequence(rng: np.random.Generator, shape: AttentionShape, context: int) -> History:
     q = random_array(rng, context, shape.num_heads * shape.head_dim, dtype=shape.dtype, spread=2)
-    kv = random_array(rng, context, 2, shape.num_kv_heads, shape.head_dim, dtype=shape.pool_dtype)
+    stored = "f32" if shape.pool_dtype == "i8" else shape.pool_dtype
+    kv = random_array(rng, context, 2, shape.num_kv_heads, shape.head_dim, dtype=stored)
     return History(q, kv)
+
+
+def stale_pool(num_pages: int, page_size: int, heads: int, head_dim: int, dtype: str) -> Array:
+    """A pool of keys and values whose every slot is NaN."""
+    if dtype != "i8":
+        shape = (num_pages, 2, page_size, heads, head_dim)
+        return np.full(shape, np.nan, NUMPY_DTYPES[dtype])
+    pool = np.full((num_pages, 2, page_size, heads, head_dim + SCALE_BYTES["i8"]), 99, np.int8)
+    scales = PagedHeads(pool, head_dim).scales
+    assert scales is not None
+    scales[...] = np.nan
+    return pool
 
 
 def attention_call(
@@ -84,17 +99,16 @@ def attention_call(
     counts = [-(-context // size) for _, _, context in tails]
     num_pages = sum(counts) + 3
     pages = rng.permutation(num_pages).astype(np.int32)
-    pool = np.full(
-        (num_pages, 2, size, shape.num_kv_heads, shape.head_dim),
-        np.nan,
-        NUMPY_DTYPES[shape.pool_dtype],
-    )
+    pool = stale_pool(num_pages, size, shape.num_kv_heads, shape.head_dim, shape.pool_dtype)
+    written = PagedHeads(pool, shape.head_dim)
     table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
     for row, (sequence, _, context) in enumerate(tails):
         mine, pages = pages[: counts[row]], pages[counts[row] :]
         table[row, : counts[row]] = mine
         positions = np.arange(context)
-        pool[mine[positions // size], :, positions % size] = sequence.kv[:context]
+        slots = mine[positions // size] * size + positions % size
+        for plane in (0, 1):
+            written.write(plane, slots, sequence.kv[:context, plane].astype(np.float32))
     news = [new for _, new, _ in tails]
     inputs = {
         "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),

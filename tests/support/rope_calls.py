@@ -7,7 +7,9 @@ import numpy as np
 
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.operands import Array, random_array, scalar
+from trtc.plugins.kv_pool import PagedHeads
 from trtc.plugins.registry import REGISTRY
+from trtc.protos.kv import SCALE_BYTES
 
 ROWS, HEADS, KV_HEADS, PAGES = 9, 6, 2, 5
 
@@ -36,7 +38,7 @@ def rope_call(
         "slots": rng.permutation(PAGES * page_size)[:ROWS].astype(np.int32),
         "cos": np.cos(np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2))),
         "sin": np.sin(np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2))),
-        "pool": random_array(rng, PAGES, 2, page_size, KV_HEADS, head_dim, dtype=pool_dtype),
+        "pool": _pool(rng, page_size, head_dim, pool_dtype),
     }
     inputs |= {name: inputs[name].astype(np.float32) for name in ("cos", "sin")}
     if normed:
@@ -58,6 +60,13 @@ def rope_call(
     return KernelCall(REGISTRY["rope_kv_write"], attributes, inputs)
 
 
+def _pool(rng: np.random.Generator, page_size: int, head_dim: int, dtype: str) -> Array:
+    stored = head_dim + SCALE_BYTES.get(dtype, 0)  # type: ignore[call-overload]
+    if dtype == "i8":
+        return rng.integers(-128, 128, (PAGES, 2, page_size, KV_HEADS, stored)).astype(np.int8)
+    return random_array(rng, PAGES, 2, page_size, KV_HEADS, stored, dtype=dtype)
+
+
 def grid() -> list[KernelCall]:
     rng = np.random.default_rng(21)
     return [
@@ -72,6 +81,8 @@ def grid() -> list[KernelCall]:
         rope_call(rng, "bf16", "f8e4m3", 16, 4, normed=True),
         rope_call(rng, "f32", "f32", 24, 16, normed=True, norm_after=True),
         rope_call(rng, "bf16", "bf16", 64, 64, normed=True, scaled=True, norm_after=True),
+        rope_call(rng, "bf16", "i8", 64, 64, normed=False, page_size=16),
+        rope_call(rng, "f32", "i8", 40, 24, normed=True, normed_values=True),
     ]
 
 
@@ -81,15 +92,18 @@ def assert_rope_close(call: KernelCall, outputs: Mapping[str, Array]) -> None:
     expected = call.reference()
     pool, expected_pool = outputs["pool_out"], expected["pool_out"]
     assert_close(call, {"q_out": outputs["q_out"], "pool_out": expected_pool})
-    step = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8}[str(pool.dtype)]
-    found, wanted = pool.astype(np.float32), expected_pool.astype(np.float32)
+    steps = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8, "int8": 1 / 16}
+    step, slots = steps[str(pool.dtype)], call.inputs["slots"]
+    head_dim = int(call.attributes["head_dim"])
+    written, wanted_heads, before = (
+        PagedHeads(one, head_dim) for one in (pool, expected_pool, call.inputs["pool"])
+    )
+    found, wanted = written.read(slots), wanted_heads.read(slots)
     assert (np.abs(found - wanted) <= step * np.abs(wanted) + step).all()
     if "v_norm" not in call.inputs:
         assert pool[:, 1].tobytes() == expected_pool[:, 1].tobytes()
-    untouched = np.ones(PAGES * pool.shape[2], bool)
-    untouched[call.inputs["slots"]] = False
-    for plane in (0, 1):
-        flat, before = (
-            p[:, plane].reshape(len(untouched), -1) for p in (pool, call.inputs["pool"])
-        )
-        assert flat[untouched].tobytes() == before[untouched].tobytes()
+    pages, offsets = np.divmod(np.setdiff1d(np.arange(PAGES * pool.shape[2]), slots), pool.shape[2])
+    assert written.codes[pages, :, offsets].tobytes() == before.codes[pages, :, offsets].tobytes()
+    if written.scales is not None and before.scales is not None:
+        left, was = (one.scales[pages, :, offsets] for one in (written, before))
+        assert left.tobytes() == was.tobytes()

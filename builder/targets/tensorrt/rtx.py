@@ -92,6 +92,10 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def scales_kv(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

@@ -106,6 +106,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def scales_kv(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 
