@@ -5,7 +5,7 @@ from trtc.builder.passes.fuse_gated_linear import gated_product
 from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
 from trtc.builder.passes.rewriter import Rewriter
 
-_GIVEN = ("weight", "weight_scale", "weight_zero", "bias")
+_GIVEN = ("weight", "weight_scale", "weight_zero", "scale_unit", "bias")
 _ABSENT = ("input_scale", "residual")
 _PLAIN = {"layout": "tiles", "activation": "exact", "softcap": 0.0, "out_dtype": "bf16"}
 
@@ -33,7 +33,7 @@ def fuse_linears(rewriter: Rewriter) -> bool:
 
 def _is_plain(linear: Node) -> bool:
     return (
-        linear.attrs["weight_dtype"] in ("i4", "u4")
+        linear.attrs["weight_dtype"] in ("i4", "u4", "iq4")
         and dtype_of(linear.inputs[0]) == "bf16"
         and all(linear.attrs[name] == value for name, value in _PLAIN.items())
         and all(input_of(linear, name) is None for name in _ABSENT)

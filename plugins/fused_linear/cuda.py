@@ -16,7 +16,7 @@ from trtc.protos.dtypes import DTYPES
 _NORMED, _PRODUCT, _UP = "normed", "product", "up"
 """Scratch: x as the norm gives it; gate's columns before up's, and where these begin."""
 _TYPE = "bf16"
-_WEIGHT = ("weight", "weight_scale", "weight_zero", "bias")
+_WEIGHT = ("weight", "weight_scale", "weight_zero", "scale_unit", "bias")
 
 
 def lowering(norm: Lower, gate: Lower) -> Lower:

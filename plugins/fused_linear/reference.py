@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
+from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
@@ -23,6 +24,7 @@ def reference(
     weight_zero: Array | None,
     bias: Array | None,
     gate_pre_scale: Array | None,
+    scale_unit: Array | None,
     *,
     I: int,  # noqa: E741
     group_size: int,
@@ -39,6 +41,9 @@ def reference(
         untile_groups(weight_scale),
         untile_groups(weight_zero),
     )
+    if weight_dtype == "iq4":
+        assert scale is not None and scale_unit is not None
+        weight, scale = values_of(weight), scales_of(scale, scale_unit[:, None])
     total = scaled_product(x, weight, scale, zero, group_size, "exact")
     if bias is not None:
         total = total + bias.astype(np.float32)

@@ -37,6 +37,8 @@ CASES = [
         Few(1, 2, 2, 1, 3, 1, digits=True, early=1),
     ),
     (Fused(96, 640, "u4", gate="gelu_tanh", norm_pre_scale=True), Few(1, 1, 4, 1, 3)),
+    (Fused(64, 512, "iq4", group=32, bias=True), Few(1, 1, 2, 2, 2)),
+    (Fused(96, 512, "iq4", group=32, gate="silu", gate_pre_scale=True), Few(1, 1, 4, 1, 3)),
 ]
 
 
@@ -146,8 +148,12 @@ def test_steps_for_all_rows(case: Fused) -> None:
 @pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize(
     "case",
-    [Fused(6144, 4096, norm_pre_scale=True), Fused(28672, 4096, gate="silu")],
-    ids=["norm", "norm and gate"],
+    [
+        Fused(6144, 4096, norm_pre_scale=True),
+        Fused(28672, 4096, gate="silu"),
+        Fused(28672, 4096, "iq4", group=32, gate="silu"),
+    ],
+    ids=["norm", "norm and gate", "iq4, norm and gate"],
 )
 def test_the_kernel_compiles(sm: int, case: Fused) -> None:
     (one, *_) = LOWER(make_site(case, sm))

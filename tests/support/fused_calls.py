@@ -45,6 +45,11 @@ def fused_call(rng: np.random.Generator, case: Fused, rows: int = 1) -> KernelCa
     if case.weight == "u4":
         zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
         inputs["weight_zero"] = stored_groups(zeros, "tiles")
+    if case.weight == "iq4":
+        inputs["weight_scale"] = stored_groups(
+            rng.integers(0, 256, scales.shape, np.uint8), "tiles"
+        )
+        inputs["scale_unit"] = 2.0 ** -rng.integers(9, 13, case.columns).astype(np.float32)
     if case.bias:
         inputs["bias"] = random_array(rng, case.columns)
     if case.gate_pre_scale:

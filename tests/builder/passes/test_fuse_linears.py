@@ -63,13 +63,17 @@ def hand(
 
 def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     rng = np.random.default_rng(3)
-    low, high = (0, 16) if dtype == "u4" else (-8, 8)
+    is_iq4, stored = dtype == "iq4", "i4" if dtype == "i4" else "u4"
+    low, high = (-8, 8) if stored == "i4" else (0, 16)
 
     def weight(name: str, values: Any, kind: str) -> Value:
         return graph.weight(name, *values.shape, dtype=kind, recipe=Constant(values))
 
-    codes = rng.integers(low, high, (N, K)).astype(NUMPY_DTYPES[dtype])
+    codes = rng.integers(low, high, (N, K)).astype(NUMPY_DTYPES[stored])
     scales = rng.uniform(0.005, 0.02, (N, K // GROUP)).astype(np.float32)
+    if is_iq4:
+        scales = rng.integers(0, 256, scales.shape, np.uint8)
+    unit = np.float32(2) ** -rng.integers(10, 13, N).astype(np.float32)
     zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
     residual = graph.input("more", "T", N, dtype="bf16") if case == "sum" else None
     softcap, layout = (
@@ -79,9 +83,10 @@ def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     return graph.node(
         "linear", "l",
         [
-            x, weight("w", codes, dtype), weight("s", scales, "f32"),
+            x, weight("w", codes, stored), weight("s", scales, "u8" if is_iq4 else "f32"),
             weight("z", zeros, "u8") if dtype == "u4" else None,
             None, graph.weight("b", N), residual,
+            None, weight("unit", unit, "f32") if is_iq4 else None,
         ],
         "T", N, dtype="bf16",
         N=N, group_size=GROUP, weight_dtype=dtype, layout=layout, activation="exact",
@@ -89,7 +94,7 @@ def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["i4", "u4"])
+@pytest.mark.parametrize("dtype", ["i4", "u4", "iq4"])
 @pytest.mark.parametrize(("norm", "gate"), [(True, True), (True, False), (False, True)])
 def test_a_linear_takes_its_neighbours_in_bit_for_bit(norm: bool, gate: bool, dtype: str) -> None:
     graph = Hand()
@@ -100,7 +105,7 @@ def test_a_linear_takes_its_neighbours_in_bit_for_bit(norm: bool, gate: bool, dt
     assert node.name == "l"
     assert attributes(node)["I"] == (N // 2 if gate else N)
     expected = {"x", "weight", "weight_scale", "bias"}
-    expected |= {"weight_zero"} if dtype == "u4" else set()
+    expected |= {"u4": {"weight_zero"}, "iq4": {"scale_unit"}}.get(dtype, set())
     expected |= {"norm_weight", "norm_pre_scale"} if norm else set()
     expected |= {"gate_pre_scale"} if gate else set()
     assert set(given(node)) == expected
