@@ -10,8 +10,8 @@ from typing import NamedTuple
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.runtime.requests.token_masks import (
     JointMasks,
-    MaskQuestion,
-    MaskQuestions,
+    MaskQueries,
+    MaskQuery,
     TokenEdit,
     TokenMasks,
 )
@@ -48,9 +48,9 @@ class Answers:
         self._num_awaited = 0
         self._looks_at_each = False
 
-    def wait_for_all(self, questions: Iterable["Question"], seconds: float | None) -> None:
+    def wait_for_all(self, queries: Iterable["Query"], seconds: float | None) -> None:
         with self._changed:
-            awaited = [one for one in questions if not one.is_answered]
+            awaited = [one for one in queries if not one.is_answered]
             for one in awaited:
                 one.is_awaited = True
             self._num_awaited = len(awaited)
@@ -65,20 +65,20 @@ class Answers:
             self._changed.wait_for(holds, seconds)
             self._looks_at_each = False
 
-    def take(self, questions: Iterable["Question"]) -> None:
-        """Mark questions as answered."""
+    def take(self, queries: Iterable["Query"]) -> None:
+        """Mark queries as answered."""
         with self._changed:
             before = self._num_awaited
-            for question in questions:
-                question.is_answered = True
-                self._num_awaited -= question.is_awaited
+            for query in queries:
+                query.is_answered = True
+                self._num_awaited -= query.is_awaited
             if self._looks_at_each or self._num_awaited == 0 < before:
                 self._changed.notify_all()
 
 
-class Question:
+class Query:
     """A request for the mask of one sequence's next token, and of those after its drafts
-    (implements MaskQuestion)."""
+    (implements MaskQuery)."""
 
     __slots__ = (
         "_answers",
@@ -118,11 +118,11 @@ class Question:
         self._answers = answers
         self._vocab_size = vocab_size
 
-    def next(self, drafts: Sequence[int]) -> "Question":
-        """The question about the sequence's output of now: this one, if its answerer has answered
+    def next(self, drafts: Sequence[int]) -> "Query":
+        """The query about the sequence's output of now: this one, if its answerer has answered
         and keeps something for the sequence."""
         if self.memo is None or not self.is_answered:
-            return Question(self.source, self._sequence, self._answers, self._vocab_size, drafts)
+            return Query(self.source, self._sequence, self._answers, self._vocab_size, drafts)
         sequence = self._sequence
         self.new_ids = sequence.token_ids[sequence.num_prompt + self.num_output :]
         self.num_output += len(self.new_ids)
@@ -167,31 +167,31 @@ class Question:
         self._answers.take((self,))
 
 
-class Questions(list[Question]):
-    """Those of a step that one answerer answers (implements MaskQuestions)."""
+class Queries(list[Query]):
+    """Those of a step that one answerer answers (implements MaskQueries)."""
 
-    def __init__(self, answers: Answers, questions: Iterable[Question] = ()) -> None:
-        super().__init__(questions)
+    def __init__(self, answers: Answers, queries: Iterable[Query] = ()) -> None:
+        super().__init__(queries)
         self._answers = answers
 
     def answer_from(
-        self, masks: memoryview, answered: Iterable[tuple[MaskQuestion, int, int]]
+        self, masks: memoryview, answered: Iterable[tuple[MaskQuery, int, int]]
     ) -> None:
-        taken: list[Question] = []
-        for question, row, num_drafts in answered:
-            assert isinstance(question, Question)
-            question.edits = (RowEdit(masks, row),)
+        taken: list[Query] = []
+        for query, row, num_drafts in answered:
+            assert isinstance(query, Query)
+            query.edits = (RowEdit(masks, row),)
             if num_drafts:
-                question.edits = [RowEdit(masks, row + at) for at in range(num_drafts + 1)]
-            taken.append(question)
+                query.edits = [RowEdit(masks, row + at) for at in range(num_drafts + 1)]
+            taken.append(query)
         self._answers.take(taken)
 
-    def answer_unmasked(self, answered: Iterable[MaskQuestion]) -> None:
-        taken: list[Question] = []
-        for question in answered:
-            assert isinstance(question, Question)
-            question.edits = _UNMASKED * (len(question.drafts) + 1)
-            taken.append(question)
+    def answer_unmasked(self, answered: Iterable[MaskQuery]) -> None:
+        taken: list[Query] = []
+        for query in answered:
+            assert isinstance(query, Query)
+            query.edits = _UNMASKED * (len(query.drafts) + 1)
+            taken.append(query)
         if taken:
             self._answers.take(taken)
 
@@ -204,29 +204,29 @@ class AnswerThreads:
         self._threads: ThreadPoolExecutor | None = None
         """None: not used yet."""
 
-    def begin(self, questions: MaskQuestions) -> None:
+    def begin(self, queries: MaskQueries) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="trtc-masks")
-        for question in questions:
-            self._threads.submit(_ask, question)
+        for query in queries:
+            self._threads.submit(_ask, query)
 
     def close(self) -> None:
-        """Drop the questions that have not been started."""
+        """Drop the queries that have not been started."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(question: MaskQuestion) -> None:
+def _ask(query: MaskQuery) -> None:
     try:
-        question.answer_each(edits_of(question))
+        query.answer_each(edits_of(query))
     except BaseException as error:  # noqa: BLE001 (a caller's code: whatever it raises is its answer)
-        question.fail(error)
+        query.fail(error)
 
 
-def edits_of(question: MaskQuestion) -> Iterator[bytes | TokenEdit]:
+def edits_of(query: MaskQuery) -> Iterator[bytes | TokenEdit]:
     """What a TokenMasks answers: after the output, and after each of its drafts."""
-    source = question.source
-    output, drafts = list(question.output_ids), list(question.drafts)
+    source = query.source
+    output, drafts = list(query.output_ids), list(query.drafts)
     for number in range(len(drafts) + 1):
         yield source.allowed(output + drafts[:number])  # type: ignore[union-attr]
 

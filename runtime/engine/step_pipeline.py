@@ -40,7 +40,7 @@ from trtc.runtime.scheduling.step_plan import Scored, StepPlan
 if TYPE_CHECKING:
     from trtc.runtime.engine.drafting import Drafter
     from trtc.runtime.engine.host_tier import HostTier
-    from trtc.runtime.engine.mask_desk import MaskDesk
+    from trtc.runtime.engine.mask_collector import MaskCollector
 
 
 class CompletedStep(NamedTuple):
@@ -99,7 +99,7 @@ class StepPipeline:
         self._drafter = drafter
         self._num_drafts = num_drafts
         self._executor = executor
-        self._masks: MaskDesk | None = None
+        self._masks: MaskCollector | None = None
         """None: no step has been drawn late. Where nothing constrains draws, none of its modules is
         imported."""
         self._tier = tier
@@ -158,16 +158,16 @@ class StepPipeline:
             return
         is_next = len(self._in_flight) == 1
         if is_next:
-            self._desk().ask(built.masked)
+            self._collector().ask(built.masked)
         step.undrawn = self._executor.launch_forward(built.batch)
         if is_next:
             self._draw(step)
 
-    def _desk(self) -> "MaskDesk":
+    def _collector(self) -> "MaskCollector":
         if self._masks is None:
-            from trtc.runtime.engine.mask_desk import MaskDesk
+            from trtc.runtime.engine.mask_collector import MaskCollector
 
-            self._masks = MaskDesk(self._executor.vocab_size)
+            self._masks = MaskCollector(self._executor.vocab_size)
         return self._masks
 
     def _draw(self, step: _StepInFlight) -> None:
@@ -177,7 +177,7 @@ class StepPipeline:
         may_be_late = all(self._state.can_hold(one.sequence) for one in masked)
         has_others = len(step.plan.chunks) > len(masked)
         free_s = min(self._step_seconds, default=0.0) if has_others else None
-        collected = self._desk().collect(masked, may_be_late=may_be_late, free_s=free_s)
+        collected = self._collector().collect(masked, may_be_late=may_be_late, free_s=free_s)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:

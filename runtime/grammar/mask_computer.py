@@ -1,6 +1,6 @@
 """Computes the masks of all sequences with grammars in a step together.
 
-    questions -> matchers -> read the last tokens -> one block of masks, one row per question, and
+    queries -> matchers -> read the last tokens -> one block of masks, one row per query, and
                                                      one per draft
 
 One thread does it; llguidance's own threads compute the rows without the GIL. After a slow block,
@@ -20,7 +20,7 @@ from llguidance import LLExecutor
 from trtc.protos.errors import UnavailableError
 from trtc.protos.step import num_mask_words
 from trtc.runtime.grammar.mask_source import SLOW_S, GrammarMasks, Reading
-from trtc.runtime.requests.token_masks import MaskQuestion, MaskQuestions
+from trtc.runtime.requests.token_masks import MaskQueries, MaskQuery
 from trtc.runtime.sampling.masks import UInt32s
 
 _MAX_THREADS = 8
@@ -46,21 +46,21 @@ class MaskComputer:
         self._rows = LLExecutor(num_threads())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtc-grammars")
 
-    def begin(self, questions: MaskQuestions) -> None:
+    def begin(self, queries: MaskQueries) -> None:
         try:
-            self._thread.submit(self._answer, questions)
+            self._thread.submit(self._answer, queries)
         except RuntimeError:
-            for one in questions:
+            for one in queries:
                 one.fail(UnavailableError("the engine is closed"))
 
     def close(self) -> None:
-        """Drop questions that have not been started. Idempotent."""
+        """Drop queries that have not been started. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, questions: MaskQuestions) -> None:
+    def _answer(self, queries: MaskQueries) -> None:
         try:
             begin = time.perf_counter()
-            asked, readings = self._read(questions)
+            asked, readings = self._read(queries)
             block, rows = self._fill(readings)
             seconds = time.perf_counter() - begin
             numbers = _num_computed(block, rows, readings)
@@ -69,26 +69,26 @@ class MaskComputer:
                 is_right = [not _fails(*one) for one in zip(asked, readings, strict=True)]
                 answered = list(itertools.compress(answered, is_right))
             if seconds > self._slow_s + len(readings) * _EXTRA_S:
-                for question, _, _ in answered:
-                    _compute_separately(question)
-            questions.answer_from(block.data, answered)
+                for query, _, _ in answered:
+                    _compute_separately(query)
+            queries.answer_from(block.data, answered)
         except BaseException as error:  # noqa: BLE001 (no sequence may wait for ever)
-            for question in questions:
-                if not question.is_answered:
-                    question.fail(error)
+            for query in queries:
+                if not query.is_answered:
+                    query.fail(error)
 
-    def _read(self, questions: MaskQuestions) -> tuple[list[MaskQuestion], list[Reading]]:
-        """Questions, and for each its matcher, which has read all tokens. Other questions are
+    def _read(self, queries: MaskQueries) -> tuple[list[MaskQuery], list[Reading]]:
+        """Queries, and for each its matcher, which has read all tokens. Other queries are
         answered: those past the end, and those with a token that the grammar does not allow."""
-        asked: list[MaskQuestion] = []
+        asked: list[MaskQuery] = []
         readings: list[Reading] = []
-        for question in questions:
-            source: GrammarMasks = question.source  # type: ignore[assignment]
-            reading = source.take_for(question)
+        for query in queries:
+            source: GrammarMasks = query.source  # type: ignore[assignment]
+            reading = source.take_for(query)
             if reading is None:
-                question.answer(source.ended)
+                query.answer(source.ended)
                 continue
-            asked.append(question)
+            asked.append(query)
             readings.append(reading)
             reading.state.read += reading.rest
         unread = [(one.state.matcher, one.rest) for one in readings if one.rest]
@@ -143,19 +143,19 @@ def _lexer(placed: tuple[int, Reading]) -> int:
     return placed[1].state.lexer
 
 
-def _fails(question: MaskQuestion, reading: Reading) -> bool:
-    """Whether a matcher has failed, and with it its question."""
+def _fails(query: MaskQuery, reading: Reading) -> bool:
+    """Whether a matcher has failed, and with it its query."""
     if not reading.state.matcher.is_error():
         return False
-    source: GrammarMasks = question.source  # type: ignore[assignment]
-    question.fail(source.failure(reading.state))
+    source: GrammarMasks = query.source  # type: ignore[assignment]
+    query.fail(source.failure(reading.state))
     return True
 
 
-def _compute_separately(question: MaskQuestion) -> None:
-    source: GrammarMasks = question.source  # type: ignore[assignment]
+def _compute_separately(query: MaskQuery) -> None:
+    source: GrammarMasks = query.source  # type: ignore[assignment]
     source.is_slow = True
-    source.take_back(question)
+    source.take_back(query)
 
 
 def _num_computed(block: UInt32s, rows: Sequence[int], readings: list[Reading]) -> list[int]:

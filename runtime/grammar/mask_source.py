@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from trtc.runtime.grammar.trial import refused
 from trtc.runtime.requests.grammar import Grammar
-from trtc.runtime.requests.token_masks import MaskAnswerer, MaskQuestion
+from trtc.runtime.requests.token_masks import MaskAnswerer, MaskQuery
 from trtc.runtime.sampling.masks import pack_mask
 
 SLOW_S = 0.005
@@ -127,28 +127,28 @@ class GrammarMasks:
         self.give_back(state)
         return None
 
-    def take_for(self, question: MaskQuestion) -> Reading | None:
-        """As `take`, of a question's output. The question keeps the state from one output to the
+    def take_for(self, query: MaskQuery) -> Reading | None:
+        """As `take`, of a query's output. The query keeps the state from one output to the
         next, so that what it has read is not compared again."""
-        drafts = question.drafts and self._before_end(question.drafts)
-        state = question.memo
+        drafts = query.drafts and self._before_end(query.drafts)
+        state = query.memo
         if not isinstance(state, State):
-            reading = self.take(list(question.output_ids))
+            reading = self.take(list(query.output_ids))
             if reading is None:
                 return None
-            question.memo = reading.state
+            query.memo = reading.state
             return reading._replace(drafts=drafts)
-        rest = question.new_ids
-        if len(state.read) + len(rest) != question.num_output:
-            rest = question.output_from(len(state.read))
+        rest = query.new_ids
+        if len(state.read) + len(rest) != query.num_output:
+            rest = query.output_from(len(state.read))
         if self._ends.isdisjoint(rest):
             return Reading(state, rest, drafts)
-        self.take_back(question)
+        self.take_back(query)
         return None
 
-    def take_back(self, question: MaskQuestion) -> None:
-        """Give back the state that a question keeps."""
-        state, question.memo = question.memo, None
+    def take_back(self, query: MaskQuery) -> None:
+        """Give back the state that a query keeps."""
+        state, query.memo = query.memo, None
         if isinstance(state, State):
             self.give_back(state)
 

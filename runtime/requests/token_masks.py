@@ -40,14 +40,14 @@ class TokenMasks(Protocol):
         ...
 
 
-class MaskQuestion(Protocol):
+class MaskQuery(Protocol):
     """A request for the mask of one sequence. It is answered once, by any of the methods, in any
     thread; an answer after the sequence has ended is dropped. Once it is answered, an answerer must
     not touch it: it may be asked again, about the next token."""
 
     memo: object
-    """What its answerer keeps for the sequence from one question to the next, to be changed before
-    an answer; None at first. Without it, the next question is another object."""
+    """What its answerer keeps for the sequence from one query to the next, to be changed before
+    an answer; None at first. Without it, the next query is another object."""
 
     @property
     def source(self) -> "MaskSource":
@@ -56,7 +56,7 @@ class MaskQuestion(Protocol):
 
     @property
     def output_ids(self) -> Sequence[int]:
-        """The sequence's output so far, of which that of an earlier question about it is the
+        """The sequence's output so far, of which that of an earlier query about it is the
         beginning. A copy of it for each call."""
         ...
 
@@ -67,7 +67,7 @@ class MaskQuestion(Protocol):
 
     @property
     def new_ids(self) -> Sequence[int]:
-        """Last of `output_ids`, which were not yet in those of the last question with this memo."""
+        """Last of `output_ids`, which were not yet in those of the last query with this memo."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class MaskQuestion(Protocol):
         ...
 
     def answer(self, edit: bytes | TokenEdit) -> None:
-        """Answer with a result as of `TokenMasks.allowed`. An invalid one fails the question."""
+        """Answer with a result as of `TokenMasks.allowed`. An invalid one fails the query."""
         ...
 
     def answer_each(self, edits: Iterator[bytes | TokenEdit]) -> None:
@@ -97,34 +97,34 @@ class MaskQuestion(Protocol):
         ...
 
 
-class MaskQuestions(Protocol):
+class MaskQueries(Protocol):
     """Those of a step that one answerer answers."""
 
-    def __iter__(self) -> Iterator[MaskQuestion]: ...
+    def __iter__(self) -> Iterator[MaskQuery]: ...
 
     def __len__(self) -> int: ...
 
     def answer_from(
-        self, masks: memoryview, answered: Iterable[tuple[MaskQuestion, int, int]]
+        self, masks: memoryview, answered: Iterable[tuple[MaskQuery, int, int]]
     ) -> None:
         """Answer some of them, at once, with rows of `masks`, which are not copied and must not
         change: each as from `TokenMasks.allowed`, with 0 in bits past the vocabulary.
 
         Args:
-            answered: question, first row and number of drafts of each. The rows are those after its
+            answered: query, first row and number of drafts of each. The rows are those after its
                 output, and after each of so many of its drafts.
         """
         ...
 
-    def answer_unmasked(self, answered: Iterable[MaskQuestion]) -> None:
+    def answer_unmasked(self, answered: Iterable[MaskQuery]) -> None:
         """Answer some of them, at once: every token may be drawn, without a bias."""
         ...
 
 
 class MaskAnswerer(Protocol):
-    """Answers questions about the sequences of a step together."""
+    """Answers queries about the sequences of a step together."""
 
-    def begin(self, questions: MaskQuestions) -> None:
+    def begin(self, queries: MaskQueries) -> None:
         """Start to answer, without blocking. Called in the engine loop's thread."""
         ...
 
@@ -140,7 +140,7 @@ class JointMasks(Protocol):
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether it answers about drafts (`MaskQuestion.drafts`). If not, the sequences of the
+        """Whether it answers about drafts (`MaskQuery.drafts`). If not, the sequences of the
         request are not drafted."""
         ...
 

@@ -1,7 +1,7 @@
 """An operator's hooks, where a request passes: its input, its prompt, its draws, its outputs.
 
     request input -> on_request -> tokenise -> on_prompt -> engine -> outputs -> on_output -> client
-                                                      └── logits_processor, in the mask desk
+                                                      └── logits_processor, in the mask collector
 
 An engine never waits for a hook: hooks run in separate processes (runtime/hooks), and if the edit
 of a token's logits is late, the step goes on without that sequence.
@@ -36,8 +36,8 @@ from trtc.runtime.requests.request import FinishReason, Output
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.token_masks import (
     JointMasks,
-    MaskQuestion,
-    MaskQuestions,
+    MaskQueries,
+    MaskQuery,
     TokenEdit,
 )
 from trtc.runtime.requests.validation import MAX_BIAS
@@ -187,29 +187,29 @@ class _Answerer:
 
     calls: HookCalls
 
-    def begin(self, questions: MaskQuestions) -> None:
+    def begin(self, queries: MaskQueries) -> None:
         edits = []
-        for question in questions:
-            source = cast(_Edits, question.source)
-            edits.append(Edit(source.lane, source.info, question.output_ids, question))
-        self.calls.begin_edits(edits, partial(_settle, questions))
+        for query in queries:
+            source = cast(_Edits, query.source)
+            edits.append(Edit(source.lane, source.info, query.output_ids, query))
+        self.calls.begin_edits(edits, partial(_settle, queries))
 
 
-def _settle(questions: MaskQuestions, ended: Sequence[Edited]) -> None:
-    questions.answer_unmasked([edit.asker for edit, given in ended if given is None])
+def _settle(queries: MaskQueries, ended: Sequence[Edited]) -> None:
+    queries.answer_unmasked([edit.asker for edit, given in ended if given is None])
     for edit, given in ended:
         if given is not None:
             _answer(edit.asker, given)
 
 
-def _answer(question: MaskQuestion, given: LogitsEdit | TrtcError) -> None:
+def _answer(query: MaskQuery, given: LogitsEdit | TrtcError) -> None:
     if isinstance(given, TrtcError):
-        question.fail(given)
+        query.fail(given)
         return
     try:
-        question.answer(cast(_Edits, question.source).token_edit(given))
+        query.answer(cast(_Edits, query.source).token_edit(given))
     except HookError as error:
-        question.fail(error)
+        query.fail(error)
 
 
 class OutputHook:

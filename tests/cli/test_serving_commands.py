@@ -78,7 +78,7 @@ NOT_IMPORTED_BEFORE_A_FIRST_TOKEN = {
     "trtc.runtime.engine.host_tier",
     "trtc.runtime.engine.kv_events",
     "trtc.runtime.engine.mask_answers",
-    "trtc.runtime.engine.mask_desk",
+    "trtc.runtime.engine.mask_collector",
     "trtc.runtime.grammar.answer_grammar",
     "trtc.runtime.requests.model_info",
     "trtc.runtime.requests.tools",

@@ -94,7 +94,7 @@ def test_greedy_decoding_gives_the_tokens_of_transformers(
         assert found == transformers_greedy(checkpoint, prompt, 64)
 
 
-def test_company_changes_no_bit(engine: tuple[Path, CpuExecutor]) -> None:
+def test_other_sequences_change_no_bit(engine: tuple[Path, CpuExecutor]) -> None:
     """Prefill chunks and decodes of four sequences in shared steps, on scrambled pages."""
     _, executor = engine
     prompts = {name: random_prompt(30, seed=index) for index, name in enumerate("abcd")}

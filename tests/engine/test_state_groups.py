@@ -10,7 +10,7 @@ from tests.engine.conftest import Engines
 from tests.support.drafts import Replaying
 from tests.support.engines import open_executor
 from tests.support.loops import Loop
-from tests.support.masks import PromptDesk, SomeTokens
+from tests.support.masks import PromptCollector, SomeTokens
 from tests.support.models import random_prompt, transformers_greedy
 from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.engine.drafting import DraftConfig
@@ -139,7 +139,7 @@ def test_late_masks_delay_their_sequences_alone_and_change_no_token(
     for lateness in (0.0, 0.4):
         with running(engine, 64) as loop:
             size = loop._executor.vocab_size
-            desk = loop._pipeline._masks = PromptDesk(size, lateness=lateness)
+            collector = loop._pipeline._masks = PromptCollector(size, lateness=lateness)
             sent = [
                 loop.send(
                     sampled_request(
@@ -156,6 +156,6 @@ def test_late_masks_delay_their_sequences_alone_and_change_no_token(
             ]
             results = [one.result() for one in sent]
         answers.append([one.token_ids for result in results for one in result.completions])
-        num_late.append(desk.num_late)
+        num_late.append(collector.num_late)
     assert answers[0] == answers[1]
     assert num_late[0] == 0 < 20 < num_late[1]

@@ -6,7 +6,7 @@ from math import inf
 
 from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
-from tests.support.masks import PromptDesk
+from tests.support.masks import PromptCollector
 from tests.support.requests import greedy_request
 from trtc.runtime.engine.cache_feed import MAX_EVENTS, CacheFeed
 from trtc.runtime.engine.drafting import Drafter
@@ -82,7 +82,7 @@ class Driver:
             num_drafts=4,
         )
         self.restorer = PrefixRestorer(self.state, events, self.tier) if self.tier else None
-        self.masks = PromptDesk(options.vocab_size, lateness=mask_lateness)
+        self.masks = PromptCollector(options.vocab_size, lateness=mask_lateness)
         self.pipeline._masks = self.masks
         self._numbers = itertools.count()
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Masks of tokens as tests word them, and a desk that is late as often as a test wants."""
+"""Masks of tokens as tests word them, and a collector that is late as often as a test wants."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.step import num_mask_words
-from trtc.runtime.engine.mask_desk import Collected, MaskDesk
+from trtc.runtime.engine.mask_collector import Collected, MaskCollector
 from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.sampling.masks import RowMasks, UInt32s, pack_mask, read_mask
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
@@ -50,7 +50,7 @@ def masks_of(allowed: NDArray[np.bool_], rows: Sequence[int]) -> RowMasks:
     return RowMasks(np.array(rows, np.int32), np.array(words, np.uint32).reshape(shape))
 
 
-class PromptDesk(MaskDesk):
+class PromptCollector(MaskCollector):
     """Answers on the spot, but says that an answer is late with some probability."""
 
     def __init__(self, vocab_size: int, *, lateness: float = 0.0, seed: int = 0) -> None:

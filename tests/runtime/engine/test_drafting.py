@@ -18,7 +18,7 @@ from tests.support.loops import Loop, running_loop
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import RequestError, UnsupportedError
-from trtc.runtime.engine import mask_desk
+from trtc.runtime.engine import mask_collector
 from trtc.runtime.engine.drafting import DraftConfig, lookup
 from trtc.runtime.engine.loop import LoopConfig
 from trtc.runtime.executors.base import DraftRows
@@ -50,7 +50,7 @@ def test_right_drafts_save_steps(
     num_plain: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mask_desk, "_GRACE_S", 60.0)
+    monkeypatch.setattr(mask_collector, "_GRACE_S", 60.0)
     executor = kind(ROOMY)
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig(num_tokens=4)))
     loop._pipeline._drafter = Knowing(ROOMY)

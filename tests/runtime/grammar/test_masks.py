@@ -12,7 +12,7 @@ from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
 from tests.support.requests import greedy_request
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.errors import UnavailableError
-from trtc.runtime.engine.mask_answers import Answers, Question, Questions, edits_of
+from trtc.runtime.engine.mask_answers import Answers, Queries, Query, edits_of
 from trtc.runtime.grammar import mask_computer
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.grammar.mask_computer import MaskComputer
@@ -136,29 +136,27 @@ def test_masks_computed_together_are_those_computed_alone(
     keys = itertools.count()
     outputs = [(number, sequence(next(keys))) for number in range(len(sources)) for _ in range(2)]
     answers, num_alone, num_drafted = Answers(), 0, 0
-    last: dict[RunningSequence, Question] = {}
+    last: dict[RunningSequence, Query] = {}
     for _ in range(40):
         picked = rng.sample(range(len(outputs)), rng.randrange(1, len(outputs)))
         step = [outputs[at] for at in picked]
-        questions = [
-            (last.get(one) or Question(sources[number], one, answers, VOCAB_SIZE)).next(
+        queries = [
+            (last.get(one) or Query(sources[number], one, answers, VOCAB_SIZE)).next(
                 drafted(rng, alone[number], one)
             )
             for number, one in step
         ]
-        last |= zip((one for _, one in step), questions, strict=True)
+        last |= zip((one for _, one in step), queries, strict=True)
         is_joint = [sources[number].answerer is computer for number, _ in step]
         num_alone += is_joint.count(False)
         computer.begin(
-            Questions(
-                answers, [one for one, joint in zip(questions, is_joint, strict=True) if joint]
-            )
+            Queries(answers, [one for one, joint in zip(queries, is_joint, strict=True) if joint])
         )
-        for one, joint, _ in zip(questions, is_joint, step, strict=True):
+        for one, joint, _ in zip(queries, is_joint, step, strict=True):
             if not joint:
                 one.answer_each(edits_of(one))
-        answers.wait_for_all(questions, 30)
-        for at, one, (number, asking) in zip(picked, questions, step, strict=True):
+        answers.wait_for_all(queries, 30)
+        for at, one, (number, asking) in zip(picked, queries, step, strict=True):
             assert one.is_answered
             assert one.error is None
             output = one.output_ids
@@ -201,17 +199,17 @@ def test_a_token_that_a_grammar_forbids_fails_its_question_alone(grammars: Gramm
     computer = MaskComputer(VOCAB_SIZE)
     source = _with_answerer(grammars, Grammar("regex", "(ab|cd)*"), computer)
     answers = Answers()
-    questions = [
-        Question(source, sequence(key, output), answers, VOCAB_SIZE)
+    queries = [
+        Query(source, sequence(key, output), answers, VOCAB_SIZE)
         for key, output in enumerate(([], [68, 68], [68]))
     ]
-    computer.begin(Questions(answers, questions))
-    answers.wait_for_all(questions, 30)
-    assert [one.error is None for one in questions] == [True, False, True]
-    assert "regex: cannot be kept to any longer" in str(questions[1].error)
+    computer.begin(Queries(answers, queries))
+    answers.wait_for_all(queries, 30)
+    assert [one.error is None for one in queries] == [True, False, True]
+    assert "regex: cannot be kept to any longer" in str(queries[1].error)
     computer.close()
-    late = Question(source, sequence(9), answers, VOCAB_SIZE)
-    computer.begin(Questions(answers, [late]))
+    late = Query(source, sequence(9), answers, VOCAB_SIZE)
+    computer.begin(Queries(answers, [late]))
     assert isinstance(late.error, UnavailableError)
 
 
@@ -224,18 +222,18 @@ def test_a_question_goes_on_from_what_its_matcher_has_read(
     source = _with_answerer(grammars, Grammar("regex", text), computer)
     answers, one = Answers(), sequence(1)
     (*output,) = tokenizer.encode(text)
-    question = Question(source, one, answers, VOCAB_SIZE)
+    query = Query(source, one, answers, VOCAB_SIZE)
     for at in range(len(output) + 3):
-        question = question.next(())
+        query = query.next(())
         if at % 4 == 3:
-            question.answer_each(edits_of(question))
+            query.answer_each(edits_of(query))
         else:
-            computer.begin(Questions(answers, [question]))
-        answers.wait_for_all([question], 30)
-        assert question.error is None
-        (edit,) = question.edits
+            computer.begin(Queries(answers, [query]))
+        answers.wait_for_all([query], 30)
+        assert query.error is None
+        (edit,) = query.edits
         assert edit.masks is not None
-        expected = source.allowed(question.output_ids)
+        expected = source.allowed(query.output_ids)
         assert np.asarray(edit.masks)[edit.row].tobytes() == expected
         one.token_ids.append([*output, EOS, EOS, EOS][at])
     computer.close()

@@ -1,4 +1,4 @@
-"""Questions about a step's sequences find their own answers, whoever gives them, and whenever."""
+"""Queries about a step's sequences find their own answers, whoever gives them, and whenever."""
 
 import threading
 import time
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import TrtcError
-from trtc.runtime.engine import mask_desk
-from trtc.runtime.engine.mask_desk import Collected, MaskDesk
+from trtc.runtime.engine import mask_collector
+from trtc.runtime.engine.mask_collector import Collected, MaskCollector
 from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     BothMasks,
-    MaskQuestion,
-    MaskQuestions,
+    MaskQueries,
+    MaskQuery,
     MaskSource,
     TokenEdit,
 )
@@ -40,36 +40,36 @@ class Shuffled:
     gate: threading.Event = field(default_factory=threading.Event)
     num_lists: int = 0
 
-    def begin(self, questions: MaskQuestions) -> None:
+    def begin(self, queries: MaskQueries) -> None:
         self.num_lists += 1
-        threading.Thread(target=self._answer, args=(questions,)).start()
+        threading.Thread(target=self._answer, args=(queries,)).start()
 
-    def _answer(self, asked: MaskQuestions) -> None:
-        questions = list(asked)
+    def _answer(self, asked: MaskQueries) -> None:
+        queries = list(asked)
         rng = np.random.default_rng(self.seed)
-        block = np.zeros((len(questions), 3), np.uint32)
-        order = rng.permutation(len(questions)).tolist()
+        block = np.zeros((len(queries), 3), np.uint32)
+        order = rng.permutation(len(queries)).tolist()
         for place, row in enumerate(order):
             if place == len(order) - self.late:
                 self.gate.wait(30)
-            source = questions[row].source
+            source = queries[row].source
             assert isinstance(source, Joint)
-            if questions[row].drafts:
-                questions[row].answer_each(_edits(questions[row], source.tokens))
+            if queries[row].drafts:
+                queries[row].answer_each(_edits(queries[row], source.tokens))
                 continue
-            mask = source.tokens.allowed(questions[row].output_ids)
+            mask = source.tokens.allowed(queries[row].output_ids)
             if source.fails:
-                questions[row].fail(RuntimeError(f"no {source.tokens.seed}"))
+                queries[row].fail(RuntimeError(f"no {source.tokens.seed}"))
             elif place % 2:
-                questions[row].answer(TokenEdit(mask, {source.tokens.seed: 0.5}))
+                queries[row].answer(TokenEdit(mask, {source.tokens.seed: 0.5}))
             else:
                 block[row] = read_mask(mask, VOCAB_SIZE)
-                asked.answer_from(block.data, [(questions[row], row, 0)])
+                asked.answer_from(block.data, [(queries[row], row, 0)])
 
 
-def _edits(question: MaskQuestion, tokens: SomeTokens) -> Iterator[bytes]:
-    for number in range(len(question.drafts) + 1):
-        yield tokens.allowed([*question.output_ids, *question.drafts[:number]])
+def _edits(query: MaskQuery, tokens: SomeTokens) -> Iterator[bytes]:
+    for number in range(len(query.drafts) + 1):
+        yield tokens.allowed([*query.output_ids, *query.drafts[:number]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +132,16 @@ def test_rows_of_drafts_get_masks_up_to_the_first_that_is_forbidden(
             masks.append(after)
         expected |= dict(enumerate(masks, first))
         first += rows[-1].number
-    desk = MaskDesk(VOCAB_SIZE)
-    desk.ask(asked)
-    collected = desk.collect(rows, may_be_late=False)
+    collector = MaskCollector(VOCAB_SIZE)
+    collector.ask(asked)
+    collected = collector.collect(rows, may_be_late=False)
     assert not collected.failures
     assert collected.masks is not None
     found = collected.masks.allowed(np.arange(len(collected.masks.rows)), VOCAB_SIZE)
     assert collected.masks.rows.tolist() == list(expected)
     assert np.array_equal(found, list(expected.values()))
     assert collected.last_rows == last_rows
-    desk.close()
+    collector.close()
 
 
 @given(
@@ -167,18 +167,18 @@ def test_each_row_gets_its_own_mask(
         rows.append(MaskedRows(running(name, output, source), first, number))
         expected |= dict.fromkeys(range(first, first + number), allowed)
         first += number
-    desk = MaskDesk(VOCAB_SIZE)
-    desk.ask(rows)
-    desk.ask(rows)  # what has been asked is not asked again
-    collected = desk.collect(rows)
+    collector = MaskCollector(VOCAB_SIZE)
+    collector.ask(rows)
+    collector.ask(rows)  # what has been asked is not asked again
+    collected = collector.collect(rows)
     held = [one for one in rows if one.sequence in collected.late]
-    assert bool(desk.is_waiting) == bool(held)
+    assert bool(collector.is_waiting) == bool(held)
     answerer.gate.set()
     check(rows, collected, expected, answerer)
-    check(held, desk.collect(held, may_be_late=False), expected, answerer)
+    check(held, collector.collect(held, may_be_late=False), expected, answerer)
     assert answerer.num_lists == any(kind != "alone" for kind in kinds)
-    assert not desk.is_waiting
-    desk.close()
+    assert not collector.is_waiting
+    collector.close()
 
 
 def check(
@@ -214,11 +214,11 @@ def test_biases_of_both_masks_are_added_up() -> None:
 
     both = BothMasks(Nudges(VOCAB_SIZE, 4), BothMasks(Nudges(VOCAB_SIZE, 5), Nudges(VOCAB_SIZE, 5)))
     rows = [MaskedRows(running(0, [], both), 0, 2)]
-    desk = MaskDesk(VOCAB_SIZE)
-    collected = desk.collect(rows, may_be_late=False)
+    collector = MaskCollector(VOCAB_SIZE)
+    collected = collector.collect(rows, may_be_late=False)
     assert collected.masks is None
     assert collected.biases == {row: {3: 3.0, 4: 2.0, 5: 4.0} for row in (0, 1)}
-    desk.close()
+    collector.close()
 
 
 def test_an_answer_after_its_sequence_went_on_is_dropped() -> None:
@@ -227,28 +227,28 @@ def test_an_answer_after_its_sequence_went_on_is_dropped() -> None:
     tokens = SomeTokens(VOCAB_SIZE, 1)
     sequence = running(0, [5], Joint(tokens, answerer))
     rows = [MaskedRows(sequence, 0, 1)]
-    desk = MaskDesk(VOCAB_SIZE)
-    desk.ask(rows)
+    collector = MaskCollector(VOCAB_SIZE)
+    collector.ask(rows)
     sequence.token_ids.append(6)
-    desk.ask(rows)
+    collector.ask(rows)
     answerer.gate.set()
-    masks = desk.collect(rows, may_be_late=False).masks
+    masks = collector.collect(rows, may_be_late=False).masks
     assert masks is not None
     assert masks.words.tobytes() == read_mask(pack_mask(tokens.tokens([5, 6])), 70).tobytes()
-    desk.close()
+    collector.close()
 
 
-def test_a_wrong_answer_fails_its_question() -> None:
+def test_a_wrong_answer_fails_its_query() -> None:
     class Wrong(SomeTokens):
         def allowed(self, output_ids: Sequence[int]) -> bytes:
             return "no mask"  # type: ignore[return-value]
 
     sequence = running(0, [], Wrong(VOCAB_SIZE))
-    desk = MaskDesk(VOCAB_SIZE)
-    failures = desk.collect([MaskedRows(sequence, 0, 1)], may_be_late=False).failures
+    collector = MaskCollector(VOCAB_SIZE)
+    failures = collector.collect([MaskedRows(sequence, 0, 1)], may_be_late=False).failures
     with pytest.raises(TrtcError, match="masks: gave 7 bytes for a row"):
         raise failures[sequence]
-    desk.close()
+    collector.close()
 
 
 @pytest.mark.parametrize("has_others", [True, False])
@@ -260,11 +260,11 @@ def test_a_step_waits_for_its_first_mask_only_if_it_has_nothing_else_to_draw(
             time.sleep(0.05)
             return super().allowed(output_ids)
 
-    monkeypatch.setattr(mask_desk, "_GRACE_S", 0.0)
-    monkeypatch.setattr(mask_desk, "_FIRST_MASK_S", 60.0)
+    monkeypatch.setattr(mask_collector, "_GRACE_S", 0.0)
+    monkeypatch.setattr(mask_collector, "_FIRST_MASK_S", 60.0)
     sequence = running(0, [], Slow(VOCAB_SIZE, 1))
-    desk = MaskDesk(VOCAB_SIZE)
+    collector = MaskCollector(VOCAB_SIZE)
     free_s = 0.0 if has_others else None
-    collected = desk.collect([MaskedRows(sequence, 0, 1)], free_s=free_s)
+    collected = collector.collect([MaskedRows(sequence, 0, 1)], free_s=free_s)
     assert collected.late == ([sequence] if has_others else [])
-    desk.close()
+    collector.close()

@@ -2,7 +2,7 @@
 
     ask ──> answerers, while the executor computes logits ──> collect ──> draw
 
-The masks of a step's sequences are requested at once: each answerer gets one list of questions. A
+The masks of a step's sequences are requested at once: each answerer gets one list of queries. A
 step waits for late masks: if it has sequences without masks, until their logits are computed, so
 that they lose no time, else briefly. Then the sequence of a late mask is held: it skips steps until
 the mask is ready. If the sequence's state cannot be kept meanwhile, the step waits for the mask; if
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question, Questions, RowEdit
+from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Queries, Query, RowEdit
 from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     MaskAnswerer,
@@ -65,11 +65,11 @@ class Collected(NamedTuple):
 class _Asked:
     """What was last asked about a sequence."""
 
-    __slots__ = ("at", "drafts", "is_open", "questions")
+    __slots__ = ("at", "drafts", "is_open", "queries")
 
-    def __init__(self, questions: list[Question]) -> None:
-        self.questions = questions
-        """One question for each source of the request's masks."""
+    def __init__(self, queries: list[Query]) -> None:
+        self.queries = queries
+        """One query for each source of the request's masks."""
         self.drafts: Sequence[int] = ()
         self.at = 0.0
         """time.perf_counter()"""
@@ -78,19 +78,19 @@ class _Asked:
 
     @property
     def num_output(self) -> int:
-        """Of the sequence, when its questions were asked."""
-        return self.questions[0].num_output
+        """Of the sequence, when its queries were asked."""
+        return self.queries[0].num_output
 
     @property
     def is_answered(self) -> bool:
         # Read for every sequence of a step: a generator would take three times as long.
-        for one in self.questions:  # noqa: SIM110
+        for one in self.queries:  # noqa: SIM110
             if not one.is_answered:
                 return False
         return True
 
 
-class MaskDesk:
+class MaskCollector:
     """The masks of one engine's sequences. Not thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -107,27 +107,27 @@ class MaskDesk:
 
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """Request the masks of sequences whose tokens are all known; `collect` returns them."""
-        begun: dict[MaskAnswerer, Questions] = {}
+        begun: dict[MaskAnswerer, Queries] = {}
         now = time.perf_counter()
         for sequence, _, _, drafts in rows:
             asked = self._asked.get(sequence)
             if asked is None:
-                asked = self._asked[sequence] = _Asked(self._questions(sequence, drafts))
+                asked = self._asked[sequence] = _Asked(self._queries(sequence, drafts))
             elif not asked.is_open:
-                asked.questions = [one.next(drafts) for one in asked.questions]
+                asked.queries = [one.next(drafts) for one in asked.queries]
             elif asked.num_output != sequence.num_output:
-                asked.questions = self._questions(sequence, drafts)
+                asked.queries = self._queries(sequence, drafts)
             else:
                 continue
             self._num_open += not asked.is_open
             asked.is_open, asked.at, asked.drafts = True, now, drafts
-            for question in asked.questions:
-                answerer = getattr(question.source, "answerer", None) or self._threads
+            for query in asked.queries:
+                answerer = getattr(query.source, "answerer", None) or self._threads
                 if answerer not in begun:
-                    begun[answerer] = Questions(self._answers)
-                begun[answerer].append(question)
-        for answerer, questions in begun.items():
-            answerer.begin(questions)
+                    begun[answerer] = Queries(self._answers)
+                begun[answerer].append(query)
+        for answerer, queries in begun.items():
+            answerer.begin(queries)
 
     def collect(
         self,
@@ -155,7 +155,7 @@ class MaskDesk:
                 continue
             asked.is_open = False
             try:
-                edit = _common(asked.questions, 0)
+                edit = _common(asked.queries, 0)
             except TrtcError as error:
                 failures[one.sequence] = error
                 continue
@@ -192,16 +192,16 @@ class MaskDesk:
         self._threads.close()
 
     def _wait(self, asked: list[_Asked], may_be_late: bool, free_s: float | None) -> None:
-        questions = [each for one in asked for each in one.questions]
-        self._answers.wait_for_all(questions, _grace(asked, free_s) if may_be_late else None)
+        queries = [each for one in asked for each in one.queries]
+        self._answers.wait_for_all(queries, _grace(asked, free_s) if may_be_late else None)
         if free_s is None and asked and not any(one.is_answered for one in asked):
             self._answers.wait_until(lambda: any(one.is_answered for one in asked), _FIRST_MASK_S)
 
-    def _questions(self, sequence: RunningSequence, drafts: Sequence[int]) -> list[Question]:
+    def _queries(self, sequence: RunningSequence, drafts: Sequence[int]) -> list[Query]:
         masks = sequence.request.masks
         assert masks is not None
         return [
-            Question(source, sequence, self._answers, self._vocab_size, drafts)
+            Query(source, sequence, self._answers, self._vocab_size, drafts)
             for source in each_source(masks)
         ]
 
@@ -253,19 +253,19 @@ def _edits_after(first: RowEdit, asked: _Asked, drafts: Sequence[int]) -> list[R
         drafts: of the step. A sequence that was held may have been asked about others.
     """
     edits = [first]
-    for number, (draft, of_question) in enumerate(zip(drafts, asked.drafts, strict=False), 1):
-        if draft != of_question or not edits[-1].allows(draft):
+    for number, (draft, of_query) in enumerate(zip(drafts, asked.drafts, strict=False), 1):
+        if draft != of_query or not edits[-1].allows(draft):
             break
-        if any(len(one.edits) <= number for one in asked.questions):
+        if any(len(one.edits) <= number for one in asked.queries):
             break
         try:
-            edits.append(_common(asked.questions, number))
+            edits.append(_common(asked.queries, number))
         except TrtcError:
             break  # the sequence fails when it gets there
     return edits
 
 
-def _common(questions: list[Question], number: int) -> RowEdit:
+def _common(queries: list[Query], number: int) -> RowEdit:
     """The edit after `number` drafts: the intersection of the answers' masks, and the sums of their
     biases.
 
@@ -273,7 +273,7 @@ def _common(questions: list[Question], number: int) -> RowEdit:
         TrtcError: an answer failed, or no token is allowed by all.
     """
     common: RowEdit | None = None
-    for one in questions:
+    for one in queries:
         if one.error is not None:
             raise one.error
         edit = one.edits[number]

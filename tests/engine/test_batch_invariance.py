@@ -1,4 +1,4 @@
-"""A compiled engine under the whole runtime: neither company nor preemption changes a token."""
+"""A compiled engine under the whole runtime: neither other sequences nor preemption change a token."""
 
 import random
 from collections.abc import Sequence
@@ -50,10 +50,10 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
         solo = [alone.generate(prompt, **options).result() for prompt, options in requests]
     num_pages = read_manifest(engine).kv.pages_of_sequence(24 + 9 + 20) + 2
     crowd = with_small_steps(opened(engine, num_pages), 11)
-    with LocalEngine(crowd, LoopConfig()) as engine_in_company:
-        running = [engine_in_company.generate(prompt, **options) for prompt, options in requests]
+    with LocalEngine(crowd, LoopConfig()) as busy_engine:
+        running = [busy_engine.generate(prompt, **options) for prompt, options in requests]
         together = [generation.result() for generation in running]
-        stats = engine_in_company.stats()
+        stats = busy_engine.stats()
     for lone, accompanied in zip(solo, together, strict=True):
         assert accompanied.completions == lone.completions
     assert stats.preemptions > 0
