@@ -1,4 +1,4 @@
-"""A compiled engine under the whole runtime: neither other sequences nor preemption change a token."""
+"""A compiled engine under the whole runtime: other sequences and preemption change no token."""
 
 import random
 from collections.abc import Sequence
