@@ -12,6 +12,7 @@ import pytest
 from tests.support.broken_servers import broken_server
 from tests.support.servers import TOKENIZER, echo_process
 from tests.support.terminal import trtc_at_terminal
+from trtc.commands.talk.answers import Answer
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import Client
 
@@ -70,7 +71,7 @@ def test_a_conversation_at_a_terminal(server: str, env: dict[str, str], tmp_path
         terminal.type("again\r")
         terminal.until(READY)
         terminal.type("/stats\r")
-        assert re.search(r"answer tokens +5\r\n.*tokens a second +\d", terminal.until(READY), re.S)
+        assert re.search(r"answer tokens +5\r\nfirst token +\d+ ms\r\n", terminal.until(READY))
         terminal.type("/show\r")
         assert re.search(r"model +echo\r\n.*system +Be brief\.\r\n", terminal.until(READY), re.S)
         terminal.type(f"/save {saved}\r")
@@ -89,6 +90,12 @@ def test_a_conversation_at_a_terminal(server: str, env: dict[str, str], tmp_path
     assert messages[1]["content"] == "def\n  é 漢字 🙂"
     for at in (2, 4):
         assert messages[at]["content"] == answer(server, messages[:at], max_tokens=5)
+
+
+def test_a_rate_counts_what_comes_after_the_first_token() -> None:
+    answer = Answer(started=0.0, num_tokens=10, num_first=2, first_token=1.0, last_token=5.0)
+    assert answer.tokens_per_s() == 2.0
+    assert Answer(num_tokens=5, num_first=5, first_token=1.0, last_token=1.0).tokens_per_s() is None
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(slow_server: str, env: dict[str, str]) -> None:

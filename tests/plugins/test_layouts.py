@@ -22,13 +22,15 @@ from trtc.plugins.layouts import (
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import CheckpointError
 
-RANGES = {"i8": (-128, 128), "i4": (-8, 8), "u4": (0, 16)}
+RANGES = {"i8": (-128, 128), "i4": (-8, 8), "u4": (0, 16), "iq4": (0, 16)}
 
 
 def every_code(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Random values of a weight type: all codes of the narrow ones, but NaN."""
     if dtype in RANGES:
-        return rng.integers(*RANGES[dtype], shape).astype(NUMPY_DTYPES[dtype])
+        return rng.integers(*RANGES[dtype], shape).astype(
+            NUMPY_DTYPES["u4" if dtype == "iq4" else dtype]
+        )
     if dtype == "f8e4m3":
         codes = rng.integers(0, 255, shape).astype(np.uint8)
         codes[(codes & 0x7F) == 0x7F] = 0

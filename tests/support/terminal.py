@@ -60,7 +60,7 @@ class Terminal:
         """Whatever comes next, that is more than the end of a line."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.seen[self._read :].strip():
-            assert self._more(deadline), "nothing comes"
+            assert self._more(deadline), f"nothing comes after {self.seen[-300:]!r}"
         piece = self.seen[self._read :]
         self._read = len(self.seen)
         return piece.decode(errors="replace")
