@@ -46,7 +46,7 @@ def rope_site(sm: int, pool: str) -> Site:
     scales = {"k_scale": "f32", "v_scale": "f32"} if pool == "f8e4m3" else {}
     activations = dict.fromkeys(("q", "k", "v", "q_out"), "bf16")
     dtypes = activations | steps | scales | {"pool": pool, "pool_out": pool}
-    return site(sm, dtypes, {"q": 6144}, **ROPE, eps=0.0)
+    return site(sm, dtypes, {"q": 6144, "scale_bytes": 0}, **ROPE, eps=0.0, norm_after=0)
 
 
 NORM = {"x": "bf16", "residual": "bf16", "weight": "f32", "total": "bf16"}
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Lower, Any]] = {
     ),
     "quantize-e4m3": (
         quantize.lower,
-        lambda sm: site(sm, {"x": "bf16", "pre_scale": "f32"} | QUANTISED, {"K": K}),
+        lambda sm: site(sm, {"x": "bf16", "pre_scale": "f32"} | QUANTISED, {"K": K}, codes="none"),
     ),
     "gather_rows": (
         gather_rows.lower,

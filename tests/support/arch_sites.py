@@ -28,7 +28,7 @@ def _site(
         return Site(
             dtypes=types,
             strides=dict.fromkeys(types, max(axes.values())),
-            axes={**static, **axes},
+            axes={"scale_bytes": 0, **static, **axes},  # of a pool's tokens, which have no scales
             attributes=complete,
             rows="tokens",
             page_size=PAGE_SIZE,
