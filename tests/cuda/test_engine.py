@@ -32,7 +32,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
     "qwen3_moe": {},
-    "glm4_moe": {"num_hidden_layers": 2},
     "qwen2_moe": {"num_hidden_layers": 2, "use_sliding_window": False},
     "gemma3": WINDOWS,
     "gemma4": {
@@ -48,7 +47,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
-    "qwen3_next": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 4},
     "qwen3_5": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
@@ -76,16 +74,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
-"""One without and one with norms of q and k, one with routed experts, two with shared ones, one
-of which has a sigmoid router with groups and the other a gate, one with windows and full
-attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, one
+"""One without and one with norms of q and k, one with routed experts, one with
+a gated shared one too, one with windows and full attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, one
 with layers that differ in heads, one with experts beside an MLP that each have norms, one with
 an input of each layer and one layer that reads another's keys, one with short convolutions,
 whose states lie side by side in the pool; one with delta nets, whose layers have two states, and
 a gate behind attention; one with norms after a layer's parts and over all heads, one with sinks
 and biased experts, one with LayerNorm and squared ReLU without a gate, one with attention and
 MLP side by side, one with queries scaled by their position, one with latent attention before
-experts, one with Mamba-2 layers, one whose layers are of one part each, with latent experts that
+experts that a sigmoid router chooses by groups, one with Mamba-2 layers, one whose layers are of one part each, with latent experts that
 have no gate, one with norms of q and k after rope, one with a SparseMixer and a bias of the
 lm_head, and one with layers that have no rotary embedding."""
 
@@ -216,7 +213,7 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
     slid = ("gemma3", "gemma4", "olmo3", "gpt_oss")
     windows = dict.fromkeys(slid, (None, 8)) | dict.fromkeys(
-        ("lfm2", "qwen3_5", "qwen3_next", "granite_moe_hybrid", "nemotron_h_moe"), (None, 0)
+        ("lfm2", "qwen3_5", "granite_moe_hybrid", "nemotron_h_moe"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
 
@@ -243,7 +240,6 @@ def test_an_engine_of_mxfp4_experts_is_its_graph(tmp_path: Path) -> None:
 
 
 BY_ROW: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp8_dynamic": ("llama", {"num_hidden_layers": 1}),
     "int8_dynamic": ("qwen3_moe", {"num_hidden_layers": 1}),
     "fp8_blocks": (
         "llama",
