@@ -74,17 +74,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
-"""One without and one with norms of q and k, one with routed experts, one with
-a gated shared one too, one with windows and full attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, one
-with layers that differ in heads, one with experts beside an MLP that each have norms, one with
-an input of each layer and one layer that reads another's keys, one with short convolutions,
-whose states lie side by side in the pool; one with delta nets, whose layers have two states, and
-a gate behind attention; one with norms after a layer's parts and over all heads, one with sinks
-and biased experts, one with LayerNorm and squared ReLU without a gate, one with attention and
-MLP side by side, one with queries scaled by their position, one with latent attention before
-experts that a sigmoid router chooses by groups, one with Mamba-2 layers, one whose layers are of one part each, with latent experts that
-have no gate, one with norms of q and k after rope, one with a SparseMixer and a bias of the
-lm_head, and one with layers that have no rotary embedding."""
+"""One without and one with norms of q and k, one with routed experts, one with a gated shared one
+too, one with windows and full attention, rope by layer type, scaled embeddings and norms on both
+sides of a layer's parts, one with layers that differ in heads, one with experts beside an MLP that
+each have norms, one with an input of each layer and one layer that reads another's keys, one with
+short convolutions, whose states lie side by side in the pool; one with delta nets, whose layers
+have two states, and a gate behind attention; one with norms after a layer's parts and over all
+heads, one with sinks and biased experts, one with LayerNorm and squared ReLU without a gate, one
+with attention and MLP side by side, one with queries scaled by their position, one with latent
+attention before experts that a sigmoid router chooses by groups, one with Mamba-2 layers, one
+whose layers are of one part each, with latent experts that have no gate, one with norms of q and k
+after rope, one with a SparseMixer and a bias of the lm_head, and one with layers that have no
+rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
