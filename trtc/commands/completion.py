@@ -104,6 +104,8 @@ class Generation(Iterator[Output], AbstractContextManager["Generation"], Protoco
 
     def result(self) -> Result: ...
 
+    def cancel(self) -> None: ...
+
 
 class Completer(Protocol):
     """An engine in this process, or a client of one."""

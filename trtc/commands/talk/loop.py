@@ -6,8 +6,9 @@ from trtc.commands.model_name import OpenModel
 from trtc.commands.screen import Screen
 from trtc.commands.talk.answers import Answer, write_answer
 from trtc.commands.talk.dialogue import Dialogue
+from trtc.commands.talk.interruption import Interruption
 from trtc.commands.talk.slash import COMMANDS, END, Place, read_command
-from trtc.protos.errors import TrtcError
+from trtc.protos.errors import CancelledError, TrtcError
 
 
 def talk(model: OpenModel, dialogue: Dialogue, screen: Screen, messages: Iterable[str]) -> None:
@@ -47,16 +48,25 @@ def answer_message(model: OpenModel, dialogue: Dialogue, screen: Screen, message
         TrtcError: there is no answer, or it broke off.
     """
     dialogue.ask(message)
-    answer = Answer()
+    answer, interruption = Answer(), Interruption()
     try:
-        generation = model.completer.chat(
-            dialogue.messages(), model=model.name, **dialogue.settings
-        )
-        write_answer(generation, answer, screen.answer)
-    except KeyboardInterrupt:
+        with interruption:
+            generation = model.completer.chat(
+                dialogue.messages(), model=model.name, **dialogue.settings
+            )
+            interruption.cancels(generation)
+            write_answer(generation, answer, screen.answer)
+    except CancelledError:
+        if not interruption.has_come:
+            raise
+    except KeyboardInterrupt:  # a second one, while the first was seen to
         if not screen.is_terminal:
             raise
     finally:
+        if interruption.has_come:
+            answer.finish_reason = None
         dialogue.answered(answer)
         if answer.num_tokens or answer.usage:
             screen.say()
+    if interruption.has_come and not screen.is_terminal:
+        raise KeyboardInterrupt
