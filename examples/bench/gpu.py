@@ -331,11 +331,12 @@ def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[
     print(f"  {num_gpus} GPUs; engines that were not made: {', '.join(missing) or 'none'}")
     if num_gpus < min(RANK_SHAPES):
         return {}
+    rate = copy_bytes_per_s()
     return {
         "rank_twins": [run_rank_twin(directory, one) for one in ranked],
         "rank_killed": [kill_a_rank(directory / f"tp2-{one.name}") for one in ranked[:1]],
         "rank_steps": [
-            run_ranks(engine, copy_bytes_per_s())
+            run_ranks(engine, rate)
             for ranks, engine in shapes.items()
             if ranks <= num_gpus and engine.exists()
         ],

@@ -1,5 +1,8 @@
 """Which experts a step's rows choose on a GPU: with random weights far from all are as likely."""
 
+from dataclasses import fields
+
+import msgspec
 import numpy as np
 
 from examples.bench.gpu_operators import CallOnDevice, send_step
@@ -32,11 +35,5 @@ def chosen_shares(executor: CudaExecutor, plan: Plan, batch: StepBatch) -> dict[
 
 
 def _routing(call: Call) -> Routing:
-    given = call.attributes
-    return Routing(
-        top_k=int(given["top_k"]),
-        score=str(given["score"]),
-        num_groups=int(given["num_groups"]),
-        top_groups=int(given["top_groups"]),
-        group_score=str(given["group_score"]),
-    )
+    given = {one.name: call.attributes[one.name] for one in fields(Routing)}
+    return msgspec.convert(given, Routing, strict=False)  # attributes have 0 and 1 for flags
