@@ -7,6 +7,7 @@ from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
 from trtc.plugins.attention_split.op import ATTENTION_SPLIT
 from trtc.plugins.causal_conv.op import CAUSAL_CONV
 from trtc.plugins.embedding.op import EMBEDDING
+from trtc.plugins.expanded_latent_attention.op import EXPANDED_LATENT_ATTENTION
 from trtc.plugins.fused_linear.op import FUSED_LINEAR
 from trtc.plugins.gated_delta.op import GATED_DELTA
 from trtc.plugins.gated_linear.op import GATED_LINEAR
@@ -42,6 +43,7 @@ REGISTRY: dict[str, FusedOp] = {
         ATTENTION_COMBINE,
         LATENT_KV_WRITE,
         LATENT_ATTENTION,
+        EXPANDED_LATENT_ATTENTION,
         HEAD_LINEAR,
         LAYER_INPUTS,
         SHORT_CONV,

@@ -5,6 +5,7 @@ from trtc.builder.passes.byte_scales import BYTE_SCALES
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
 from trtc.builder.passes.dequantize_groups import DEQUANTIZE_GROUPS
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
+from trtc.builder.passes.expand_latents import EXPAND_LATENTS
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
 from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
@@ -65,7 +66,14 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
-_CUDA_PASSES = (FUSE_ROW_QUANTIZE, FUSE_GATED_LINEAR, BYTE_SCALES, TILE_WEIGHTS, FUSE_LINEARS)
+_CUDA_PASSES = (
+    EXPAND_LATENTS,
+    FUSE_ROW_QUANTIZE,
+    FUSE_GATED_LINEAR,
+    BYTE_SCALES,
+    TILE_WEIGHTS,
+    FUSE_LINEARS,
+)
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,

@@ -1,5 +1,5 @@
-"""How latent_attention runs on a GPU: sequences with one new token split over their latents, all
-others in tiles."""
+"""How latent_attention runs on a GPU: sequences with one new token split over their latents, others
+in tiles."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +15,11 @@ from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.gpu.triton import launch_dependents, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import power_of_two
 from trtc.plugins.latent_attention.triton import attend_latents
+from trtc.plugins.latents.triton import (
+    expansion,
+    expansion_constants,
+    place_of,
+)
 
 _ALIGNMENT = 64
 """Splits are as long as a multiple of it: every BLOCK_N divides it."""
@@ -164,12 +169,16 @@ def latent_prefill(
     Q_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     SCALE: tl.constexpr,
+    LEAST_NEW: tl.constexpr,
+    ROOM: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    SEQUENCES: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Sequences with one new token are passed over."""
+    """Sequences with one new token are passed over, and those that are expanded."""
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
@@ -178,7 +187,13 @@ def latent_prefill(
     sequence, first_new = find_sequence(tile, query_start, tl.load(dims + 1), BLOCK_Q)
     first_row = tl.load(query_start + sequence)
     num_new = tl.load(query_start + sequence + 1) - first_row
-    if (first_new < num_new) & (num_new > 1):
+    is_mine = (first_new < num_new) & (num_new > 1)
+    if LEAST_NEW > 0:
+        taken, ends = expansion(
+            query_start, context_lens, tl.load(dims + 1), LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
+        )
+        is_mine = is_mine & (place_of(sequence, taken, ends, ROOM) < 0)
+    if is_mine:
         m = tl.arange(0, BLOCK_M)
         new = first_new + m // HEADS
         head = tl.program_id(0) * HEADS + m % HEADS
@@ -275,6 +290,7 @@ def _prefill(site: Site) -> Launch:
         {
             **_reading(site),
             **_writing(site),
+            **expansion_constants(site),
             "HEADS": heads,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.keys,

@@ -19,6 +19,9 @@ LATENT_ATTENTION = FusedOp(
         Attribute("num_heads", "int"),
         Attribute("rank", "int"),
         Attribute("scale", "float"),
+        # Sequences that expanded_latent_attention takes instead, whose rows are not written.
+        Attribute("least_new", "int", default=0),
+        Attribute("room", "int", default=0),
     ),
     reference=reference,
     # Sums run in blocks with a running maximum, in another order than the reference's.

@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.attention.reference import weighted_values
+from trtc.plugins.latents.expansion import expanded_sequences
 from trtc.plugins.rounding import cast
 
 Array = NDArray[np.generic]
@@ -20,16 +21,21 @@ def reference(
     num_heads: int,
     rank: int,
     scale: float,
+    least_new: int,
+    room: int,
 ) -> tuple[Array]:
-    """Return softmax(q . latents * scale) . latents[:rank] for each of the step's tokens.
+    """Return softmax(q . latents * scale) . latents[:rank] for each of the step's tokens, and zeros
+    for those of sequences that are expanded.
 
     Sequence b owns rows query_start[b] to query_start[b+1], the last positions of its context.
     """
     page_size, width = pool.shape[2], pool.shape[4]
     out = np.zeros((q.shape[0], num_heads, rank), np.float32)
+    expanded = expanded_sequences(query_start, context_lens, least_new, room)
+    elsewhere = {one.sequence for one in expanded}
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
-        if begin == end:
+        if begin == end or sequence in elsewhere:
             continue
         positions = np.arange(context)
         pages = page_table[sequence][positions // page_size]

@@ -14,6 +14,8 @@ from tests.support.elementwise import grid, into_rows, sliced
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
+    expanded_call,
+    expanding,
     head_linear_call,
     step_of,
     write_call,
@@ -266,6 +268,9 @@ def test_latent_attention_of_published_sizes(gpu: Gpu, rng: np.random.Generator,
             rtol=1 / 64,
             atol=1 / 64,
         )
+    absorbed = expanding(mixed, least_new=13, room=512)
+    expanded = expanded_call(shape, absorbed)
+    assert_close(expanded, run_lowered(expanded, run=gpu.run, sm=gpu.sm, stale=0))
     write = write_call(rng, shape)
     outputs = run_lowered(write, run=gpu.run, sm=gpu.sm)
     assert_close(write, {**write.reference(), "q_out": outputs["q_out"]})

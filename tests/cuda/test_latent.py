@@ -12,6 +12,8 @@ from tests.support.latent_calls import (
     PUBLISHED,
     LatentShape,
     attention_call,
+    expanded_call,
+    expanding,
     head_linear_calls,
     random_history,
     step_of,
@@ -21,6 +23,7 @@ from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.latents.expansion import LEAST_NEW, MAX_BYTES, room_for
 from trtc.protos.manifest import Limits
 
 needs_triton()
@@ -34,6 +37,8 @@ SHAPES = {
 }
 MIXED = ((1, 1), (37, 37), (1, 70), (13, 50), (1, 300))
 """(new tokens, context)"""
+PROMPTS = ((1, 1), (3, 70), (33, 133), (32, 32), (33, 200))
+"""With 32 new tokens or more and 384 tokens of room the last one has none left."""
 DECODES = ((1, 1), (1, 64), (1, 65), (1, 300))
 
 
@@ -41,6 +46,24 @@ DECODES = ((1, 1), (1, 64), (1, 65), (1, 300))
 def test_mixed_steps_agree_with_the_reference(name: str) -> None:
     call = step_of(SHAPES[name], MIXED)
     assert_close(call, run_lowered(call, stale=0))
+
+
+@pytest.mark.parametrize("pool_dtype", ["f32", "f8e4m3"])
+def test_prompts_are_expanded_while_there_is_room(pool_dtype: str) -> None:
+    """What each of both operators leaves to the other is poison, or what it was."""
+    shape = replace(SHAPES["f32"], num_heads=2, pool_dtype=pool_dtype)
+    absorbed = expanding(step_of(shape, PROMPTS), least_new=32, room=384)
+    call = expanded_call(shape, absorbed)
+    starts = np.asarray(call.inputs["query_start"])
+    taken = np.zeros(int(starts[-1]), bool)
+    for sequence in (2, 3):
+        taken[starts[sequence] : starts[sequence + 1]] = True
+    found, wanted = run_lowered(absorbed, stale=0)["out"], absorbed.reference()["out"]
+    assert np.isnan(found[taken].astype(np.float32)).all()
+    assert_close(absorbed, {"out": np.where(taken[:, None], wanted, found)})
+    out = run_lowered(call, stale=0)["out"]
+    assert_close(call, {"out": out})
+    np.testing.assert_array_equal(out[~taken], np.asarray(call.inputs["attended"])[~taken])
 
 
 @pytest.mark.parametrize("variant", [0, -2])
@@ -74,9 +97,10 @@ def site(call: KernelCall, sm: int) -> Site:
 
 @pytest.mark.parametrize(
     ("name", "sm"),
-    [(name, sm) for sm in ARCHS for name in (PUBLISHED if sm == 90 else ["DeepSeek-V3 fp8"])],
+    [*((name, 90) for name in PUBLISHED), ("DeepSeek-V3 fp8", 80), ("DeepSeek-V3 fp8", 86)],
 )
 def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
+    """Beside those of WGMMA, the SMs of most and of least shared memory."""
     shape, rng = PUBLISHED[name], np.random.default_rng(0)
     if shape.pool_dtype == "f8e4m3" and not ARCHS[sm].has_e4m3:
         shape = replace(shape, pool_dtype="bf16")
@@ -86,3 +110,12 @@ def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
     assert [one.max_rows for one in decodes] == sorted(one.max_rows for one in decodes)
     assert max(sum(one.scratch.values()) for one in (*decodes, every)) < 2 << 30
     assert len(list(compiled(every, sm))) == 3
+    token_bytes = 2 * shape.num_heads * (shape.head_dim + shape.value_dim)
+    room = room_for(token_bytes, 32768, 8192)
+    absorbed = expanding(call, LEAST_NEW, room)
+    expanded = site(expanded_call(shape, absorbed), sm)
+    decode, few, prompts = lowerings()["expanded_latent_attention"](expanded)
+    assert (decode.work, few.work, few.max_rows) == ((), (), LEAST_NEW - 1)
+    assert sum(prompts.scratch.values()) == token_bytes * room <= MAX_BYTES
+    assert room >= (8192 if shape.num_heads > 100 else 32768)
+    assert len(list(compiled(prompts, sm))) == 3

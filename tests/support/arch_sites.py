@@ -115,6 +115,19 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dim=576,
         ),
     ),
+    "expanded_latent_attention": (
+        _site(
+            "expanded_latent_attention",
+            {"width": 576, "rank": 512, "nope": 128, "value_dim": 128},
+            dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
+            | _bf16("attended", "q", "pool", "keys", "values", "out"),
+            num_heads=HEADS,
+            head_dim=192,
+            scale=0.07,
+            least_new=128,
+            room=1024,
+        ),
+    ),
     "latent_attention": (
         _site(
             "latent_attention",

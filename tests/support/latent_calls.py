@@ -25,6 +25,7 @@ class LatentShape:
     rotary_dim: int = 16
     nope_dim: int = 24
     page_size: int = 16
+    value_dim: int = 16
 
     @property
     def width(self) -> int:
@@ -36,10 +37,16 @@ class LatentShape:
 
 
 PUBLISHED: Mapping[str, LatentShape] = {
-    "DeepSeek-V2-Lite": LatentShape(num_heads=16, rank=512, rotary_dim=64, nope_dim=128),
-    "GLM-4.7-Flash": LatentShape(num_heads=20, rank=512, rotary_dim=64, nope_dim=192),
-    "Mistral-Small-4": LatentShape(num_heads=32, rank=256, rotary_dim=64, nope_dim=64),
-    "DeepSeek-V3 fp8": LatentShape("bf16", "f8e4m3", 128, 512, 64, 128),
+    "DeepSeek-V2-Lite": LatentShape(
+        num_heads=16, rank=512, rotary_dim=64, nope_dim=128, value_dim=128
+    ),
+    "GLM-4.7-Flash": LatentShape(
+        num_heads=20, rank=512, rotary_dim=64, nope_dim=192, value_dim=256
+    ),
+    "Mistral-Small-4": LatentShape(
+        num_heads=32, rank=256, rotary_dim=64, nope_dim=64, value_dim=128
+    ),
+    "DeepSeek-V3 fp8": LatentShape("bf16", "f8e4m3", 128, 512, 64, 128, value_dim=128),
 }
 
 
@@ -104,6 +111,38 @@ def step_of(shape: LatentShape, kinds: Sequence[tuple[int, int]]) -> KernelCall:
     assert narrow is not None
     table[:, : narrow.shape[1]] = np.where(narrow < 1 << 29, narrow, 0)
     return replace(call, inputs={**call.inputs, "page_table": table})
+
+
+def expanding(call: KernelCall, least_new: int, room: int) -> KernelCall:
+    """The step, but for the sequences that expanded_latent_attention takes."""
+    return replace(call, attributes={**call.attributes, "least_new": least_new, "room": room})
+
+
+def expanded_call(shape: LatentShape, absorbed: KernelCall) -> KernelCall:
+    """The prompts of `absorbed` in the expanded form, with queries, weights and results of others
+    at random."""
+    rng = np.random.default_rng(6)
+    tokens, heads = len(np.asarray(absorbed.inputs["q"])), shape.num_heads
+    # Weights that leave a latent's scale as it is.
+    by = np.float32(shape.rank**-0.5)
+    inputs = dict(absorbed.inputs) | {
+        "attended": random_array(rng, tokens, heads * shape.value_dim, dtype=shape.dtype),
+        "q": random_array(rng, tokens, heads * shape.head_dim, dtype=shape.dtype, spread=2),
+        "keys": (random_array(rng, heads, shape.rank, shape.nope_dim) * by).astype(
+            NUMPY_DTYPES[shape.dtype]
+        ),
+        "values": (random_array(rng, heads, shape.value_dim, shape.rank) * by).astype(
+            NUMPY_DTYPES[shape.dtype]
+        ),
+    }
+    attributes = {
+        "num_heads": heads,
+        "head_dim": shape.head_dim,
+        "scale": shape.head_dim**-0.5,
+        "least_new": absorbed.attributes["least_new"],
+        "room": absorbed.attributes["room"],
+    }
+    return KernelCall(REGISTRY["expanded_latent_attention"], attributes, inputs)
 
 
 def write_call(rng: np.random.Generator, shape: LatentShape, *, scaled: bool = False) -> KernelCall:

@@ -15,6 +15,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.all_reduce import cuda as all_reduce
     from trtc.plugins.causal_conv import cuda as causal_conv
     from trtc.plugins.embedding import cuda as embedding
+    from trtc.plugins.expanded_latent_attention import cuda as expanded_latent_attention
     from trtc.plugins.fused_linear import cuda as fused_linear
     from trtc.plugins.gated_delta import cuda as gated_delta
     from trtc.plugins.gated_linear import cuda as gated_linear
@@ -40,6 +41,7 @@ def lowerings() -> Mapping[str, Lower]:
         "all_reduce": all_reduce.lower,
         "causal_conv": causal_conv.lower,
         "embedding": embedding.lower,
+        "expanded_latent_attention": expanded_latent_attention.lower,
         "fused_linear": fused_linear.lowering(rms_norm.lower, swiglu.lower),
         "gated_delta": gated_delta.lower,
         "gated_linear": gated_linear.lowering(swiglu.lower, quantize.lower),

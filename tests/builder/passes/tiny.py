@@ -24,6 +24,7 @@ from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
@@ -46,6 +47,7 @@ from trtc.quant.scheme import (
 )
 
 HIDDEN, WIDTH, VOCAB, HEADS, KV_HEADS, HEAD_DIM, GROUP = 32, 64, 40, 4, 2, 8, 16
+RANK = 12
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
 KV = uniform_layout(
     num_layers=1, page_size=4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype="f32"
@@ -89,6 +91,8 @@ class Tiny:
     """An expert beside the routed ones."""
     fused: bool = False
     """q, k and v are rows of one tensor, gate and up of another; rope turns half of a head."""
+    latent: bool = False
+    """Attention to latents."""
     tied: bool = False
     zero_points: bool = False
     pre_scales: bool = False
@@ -176,12 +180,31 @@ def _layer(kind: Tiny, index: int) -> LayerSpec:
         softcap=3.0 if kind.gemma else None,
     )
     return LayerSpec(
-        mixer=attention,
+        mixer=_latent(at) if kind.latent else attention,
         mlp=_moe(kind, at) if kind.experts else _mlp(kind, linear),
         attention_norm=norm("attention_norm"),
         mlp_norm=norm("mlp_norm"),
         attention_post_norm=norm("attention_post") if kind.gemma else None,
         mlp_post_norm=norm("mlp_post") if kind.gemma else None,
+    )
+
+
+def _latent(at: str) -> LatentAttentionSpec:
+    """Heads of 6 + 4 channels with values of 5, over latents of 12."""
+    width, head_dim, value_dim = RANK + 4, 6 + 4, 5
+    return LatentAttentionSpec(
+        num_heads=HEADS,
+        nope_dim=6,
+        rope_dim=4,
+        value_dim=value_dim,
+        rank=RANK,
+        scale=head_dim**-0.5,
+        rope=RopeSpec(4, (1.0, 0.1)),
+        q=LinearSpec(f"{at}.q", HIDDEN, HEADS * head_dim),
+        kv_a=LinearSpec(f"{at}.kv_a", HIDDEN, width),
+        kv_b=LinearSpec(f"{at}.kv_b", RANK, HEADS * (6 + value_dim)),
+        kv_norm=NormSpec(f"{at}.kv_norm.weight", 1e-5),
+        o=LinearSpec(f"{at}.o", HEADS * value_dim, HIDDEN),
     )
 
 
@@ -217,7 +240,9 @@ def _shapes(spec: DecoderSpec, kind: Tiny) -> dict[str, tuple[int, ...]]:
     mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)]
     routers = [linear for mlp in mixtures for linear in mlp.routers]
     shapes: dict[str, tuple[int, ...]] = {spec.embedding: (VOCAB, HIDDEN), "norm.weight": (HIDDEN,)}
-    for linear in (*spec.linears, *routers, spec.lm_head):
+    latents = [mixer for _, mixer in spec.latent_attentions]
+    absorbed = [mixer.kv_b for mixer in latents]
+    for linear in (*spec.linears, *absorbed, *routers, spec.lm_head):
         rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM if linear.rows else linear.out_features
         shapes[f"{linear.name}.weight"] = (rows, linear.in_features)
         shapes[f"{linear.name}.bias"] = (rows,)
@@ -230,10 +255,11 @@ def _shapes(spec: DecoderSpec, kind: Tiny) -> dict[str, tuple[int, ...]]:
         ):
             if norm is not None:
                 shapes[norm.weight] = (HIDDEN,)
-        for norm in (layer.attention.q_norm, layer.attention.k_norm):
-            if norm is not None:
-                shapes[norm.weight] = (HEAD_DIM,)
-    return shapes
+        if isinstance(layer.mixer, AttentionSpec):
+            for norm in (layer.mixer.q_norm, layer.mixer.k_norm):
+                if norm is not None:
+                    shapes[norm.weight] = (HEAD_DIM,)
+    return shapes | {mixer.kv_norm.weight: (RANK,) for mixer in latents}
 
 
 def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLinear:

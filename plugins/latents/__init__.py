@@ -1,0 +1,1 @@
+"""What the operators of latent attention share."""
