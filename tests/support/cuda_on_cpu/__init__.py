@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trtc.plugins
-from tests.support.shared_objects import compile_shared_object
+from tests.support.shared_objects import compile_shared_object, precompiled_header
 from trtc.plugins.gpu.lowering import TileMap
 from trtc.plugins.gpu.sources import CudaSource
 
@@ -25,7 +25,11 @@ _TENSOR_MAP = np.dtype(
         "itemsize": 128,
     }
 )
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror")
+_WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Werror")
+# Fortified, longjmp takes one to the stack of another fiber for an error.
+_FLAGS = ("-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", *_WARNINGS)
+_FIRST = "first.hpp"
+"""Of every program: device.hpp, which takes longer to read than a kernel."""
 
 
 def launch(
@@ -48,8 +52,11 @@ def launch(
         AssertionError: the kernel does not compile, or cannot end, or a block ends without having
             waited for the kernels before it.
     """
-    flags = (*_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}")
-    library = ctypes.CDLL(str(compile_shared_object(_unit(source), flags, _files())))
+    files = _files()
+    flags = [*_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}"]
+    first = precompiled_header(_FIRST, '#include "device.hpp"\n', flags, files)
+    flags += ["-shared", f"-I{first}"]
+    library = ctypes.CDLL(str(compile_shared_object(_unit(source), flags, files)))
     library.run.restype = ctypes.c_char_p
     late = [one for one in late if one.size]
     failure = library.run(
@@ -96,9 +103,9 @@ def _unit(source: CudaSource) -> str:
     macros: Mapping[str, Any] = source.constants
     return "\n".join(
         [
+            f'#include "{_FIRST}"',
             *(f"#define {name} {value}" for name, value in macros.items()),
             f"#define ENTRY {source.entry}",
-            '#include "device.hpp"',
             f'#include "{source.file}"',
             '#include "run.hpp"',
             "",

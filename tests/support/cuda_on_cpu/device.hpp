@@ -6,6 +6,7 @@
 // once), whichever `lazy` says: a kernel must be right both ways.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -72,10 +73,29 @@ struct Copy {
   }
 };
 
+// Of a fiber; blocks take those of the blocks before them.
+inline std::vector<std::unique_ptr<char[]>> spare_stacks;
+
+struct Stack {
+  std::unique_ptr<char[]> bytes;
+
+  Stack() {
+    if (spare_stacks.empty()) {
+      bytes.reset(new char[kStackBytes]);
+    } else {
+      bytes = std::move(spare_stacks.back());
+      spare_stacks.pop_back();
+    }
+  }
+  Stack(const Stack&) = delete;
+  ~Stack() { spare_stacks.push_back(std::move(bytes)); }
+};
+
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
-  bool done = false;
+  ucontext_t start;
+  jmp_buf at;  // once it has begun. swapcontext would ask the kernel for signal masks each time
+  Stack stack;
+  bool begun = false, done = false;
   std::deque<std::vector<Copy>> groups{1};  // the last one is open
   unsigned cluster_round = 0;
 };
@@ -97,7 +117,7 @@ struct Block {
   std::vector<const void*> inputs;  // of the lanes of a meeting, by thread
   std::map<unsigned, std::vector<std::function<void()>>> landings;  // of copies, by barrier
   int running = 0, current = 0;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
 };
 
 inline Block block;
@@ -106,8 +126,16 @@ inline std::vector<Late> late;
 inline unsigned idle_rounds = 0;
 inline const char* failure = nullptr;
 
-inline void yield() {
-  swapcontext(&block.fibers[block.current].context, &block.scheduler);
+[[gnu::noinline]] inline void yield() {
+  if (_setjmp(block.fibers[block.current].at) == 0) _longjmp(block.scheduler, 1);
+}
+
+// Until it yields.
+[[gnu::noinline]] inline void resume(Fiber& fiber) {
+  if (_setjmp(block.scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.at, 1);
+  fiber.begun = true;
+  setcontext(&fiber.start);
 }
 
 // Ends the launch, from within a fiber.
@@ -206,11 +234,11 @@ inline void start_block(int threads) {
   block.landings.clear();
   block.running = threads;
   for (Fiber& fiber : block.fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, fiber_main, 0);
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.bytes.get();
+    fiber.start.uc_stack.ss_size = kStackBytes;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, fiber_main, 0);
   }
 }
 
@@ -221,7 +249,7 @@ inline void advance_block() {
     if (block.fibers[i].done) continue;
     block.current = i;
     threadIdx.x = i;
-    swapcontext(&block.scheduler, &block.fibers[i].context);
+    resume(block.fibers[i]);
   }
 }
 
