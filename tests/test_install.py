@@ -1,4 +1,4 @@
-"""pip resolves every optional dependency set, alone and together, on every supported Python.
+"""pip resolves all optional dependency sets together, so each too, on every supported Python.
 
 The real pip asks the real package index, and reads metadata alone: nothing is installed, and wheels
 are not downloaded (`fast-deps` reads the metadata out of them).
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,6 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SOURCE_ONLY = ("tensorrt-rtx-cu13", "tensorrt-cu13")
 """Published as source distributions of a few kilobytes, which import their `-libs` packages."""
 LIMIT_S = 500
-CONCURRENT = 2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -136,16 +134,9 @@ def resolve(
 def test_every_extra_resolves_with_the_default_torch(
     wheel: Path, python: str, tmp_path: Path
 ) -> None:
+    """All at once: what satisfies every set satisfies each."""
     names = [name for name in EXTRAS if name != FROM_NVIDIA]
-    # A set that resolves resolves in its parts, so the parts are asked for on one Python.
-    apart = names if python == PYTHONS[0] else ()
-    sets = [(name,) for name in apart] + [tuple(names)]
-    with ThreadPoolExecutor(CONCURRENT) as threads:
-        jobs = [
-            threads.submit(resolve, wheel, one, python, DEFAULT, tmp_path / f"{number}.json")
-            for number, one in enumerate(sets)
-        ]
-        together = [job.result() for job in jobs][-1]
+    together = resolve(wheel, names, python, DEFAULT, tmp_path / "all.json")
     assert together["triton"] == TRITON_VERSION
     assert together["torch"].partition("+")[0] == "2.13.0"
     assert "nvidia-cudnn-cu13" in together, "not the default torch"
