@@ -11,11 +11,12 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 # A worker takes whole files, so that what a file's tests share is made once; slow files first.
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
-# Those that need more than the virtual environment.
-OTHERS := tests/cuda tests/tensorrt tests/triton tests/browser
+# Those that need compilers for GPUs, and all that need more than the virtual environment.
+COMPILING := tests/cuda tests/tensorrt
+OTHERS := $(COMPILING) tests/triton tests/browser
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton test-browser format proto bench clean
+.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton test-browser chromium format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -56,10 +57,14 @@ QUICK := tests/protos tests/runtime/scheduling tests/runtime/sampling tests/runt
 quick: static
 	$(BIN)/python $(PYTEST) -m 'not slow' $(QUICK)
 
-check: static environments tests test-cuda test-tensorrt test-triton test-browser
-
 # Each takes one core, or waits for the package index.
 TWO_AT_A_TIME := --jobs=2 --output-sync=target --no-print-directory
+
+# Tests last, in one session for each environment: at the end of a session a core waits.
+check: setup chromium
+	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows $(TENSORRT_STAMP) test-triton
+	$(BIN)/python $(PYTEST) $(COMPILING:%=--ignore=%) --ignore=tests/triton
+	$(TENSORRT_VENV)/bin/python $(PYTEST) $(COMPILING)
 
 static: setup
 	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows
@@ -129,9 +134,11 @@ test-triton: $(TRITON_STAMP)
 # Any Chromium or Chrome: its executable.
 export CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome))
 
-test-browser: setup
+chromium:
 	@test -x '$(CHROMIUM)' || \
 	  { echo 'the tests of the page need Chromium: install it (Debian: apt-get install chromium) or set CHROMIUM' >&2; exit 1; }
+
+test-browser: setup chromium
 	$(BIN)/python $(PYTEST) tests/browser
 
 format:

@@ -16,8 +16,10 @@ EXPECTED = "Failed to load resource"
 gone."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Playwright holds an event loop as long as it runs, with which no other module's test can run
+    its own."""
     found = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not found:
         pytest.fail("no Chromium: install it (Debian: apt-get install chromium) or set CHROMIUM")
