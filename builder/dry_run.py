@@ -9,17 +9,21 @@ from trtc.builder.checkpoint.checkpoint import CONFIG_FILE
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.checkpoint.resolve import resolve_model
 from trtc.builder.checkpoint.verify import expected_tensors
+from trtc.builder.engine_size import engine_bytes
 from trtc.builder.families.features import features
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.mixers import check_kv, check_mixers
 from trtc.builder.module import Module
+from trtc.builder.recipe_budget import narrowest_recipe
 from trtc.builder.request import BuildRequest
 from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, open_source
+from trtc.builder.tables import open_tables
 from trtc.builder.targets.registry import parse_target
 from trtc.protos.dtypes import BY_ONNX
 from trtc.protos.errors import RequestError, UserError
 from trtc.protos.manifest import Limits
+from trtc.quant.recipe import MIXED_SCHEME
 
 ALL_TARGETS = ("cpu", "cuda:sm_90", "tensorrt:sm_90", "tensorrt-rtx:sm_120")
 """One of each kind, asked where no target is named."""
@@ -64,6 +68,8 @@ class DryRun:
     verdicts: tuple[Verdict, ...]
     unknown_tensors: tuple[str, ...]
     """In the checkpoint, but not of the model: a build leaves them out."""
+    least_weights: int | None
+    """Of the smallest engine that a search may find, where one is asked for."""
     checked_tensors: bool
     """Whether there were weights, whose names and shapes fit; otherwise config.json alone was
     read."""
@@ -117,13 +123,13 @@ def dry_run(request: BuildRequest) -> DryRun:
     )
     module = build_graph(spec, graph_request, reader)
     targets = ALL_TARGETS if request.target is None else (request.target,)
-    return _described(
-        request,
-        source,
-        module,
-        tuple(_verdict(request, source, target) for target in targets),
-        has_weights,
-    )
+    verdicts = tuple(_verdict(request, source, target) for target in targets)
+    least = None
+    if request.has_size:
+        sizes = {one.target: _least_bytes(request, source, one) for one in verdicts}
+        verdicts = tuple(_within(one, sizes[one.target], request.max_bytes) for one in verdicts)
+        least = min((size for size in sizes.values() if size is not None), default=None)
+    return _described(request, source, module, verdicts, has_weights, least)
 
 
 def _directory(request: BuildRequest) -> Path:
@@ -142,6 +148,8 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
         check_kv(source.spec, source.kv_dtype, target)
         for scheme in source.schemes:
             target.check_scheme(scheme)
+        if request.has_size:
+            target.check_scheme(MIXED_SCHEME)
         ranks = request.tp if target.max_ranks > 1 else 1
         check_sharding(source.spec, source.scheme, source.quantization, ranks)
     except UserError as error:
@@ -151,12 +159,28 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
     return Verdict(name)
 
 
+def _least_bytes(request: BuildRequest, source: ModelSource, verdict: Verdict) -> int | None:
+    """Of an engine with the narrowest recipe; None: the target builds none."""
+    if verdict.reason:
+        return None
+    recipe = narrowest_recipe(source.checkpoint.path, open_tables(source.spec, source.tables))
+    return engine_bytes(request, source, parse_target(verdict.target))(recipe)
+
+
+def _within(verdict: Verdict, least: int | None, max_bytes: int | None) -> Verdict:
+    if least is None or max_bytes is None or least <= max_bytes:
+        return verdict
+    reason = f"--max-bytes: the weights of the smallest engine take {least:,} bytes"
+    return Verdict(verdict.target, reason)
+
+
 def _described(
     request: BuildRequest,
     source: ModelSource,
     module: Module,
     verdicts: tuple[Verdict, ...],
     has_weights: bool,
+    least_weights: int | None,
 ) -> DryRun:
     spec, kv = source.spec, module.kv
     weights = _weights_bytes(module)
@@ -183,6 +207,7 @@ def _described(
         tokens_beside_weights=room,
         verdicts=verdicts,
         unknown_tensors=source.unknown_tensors,
+        least_weights=least_weights,
         checked_tensors=has_weights,
     )
 

@@ -60,7 +60,7 @@ def dummy_fill(
         # E8M0: the power of two that is nearest to one over the size of a sum.
         size = _RANDOM_BITS_STD[str(weight_dtype)] * gain
         return Fill(element="e8m0", center=127.0 - round(math.log2(size)))
-    if parameter == "weight_scale" and dtype == "u8":
+    if parameter in ("weight_scale", "table_scale") and dtype == "u8":
         return Fill(element="u8")
     if parameter == "scale_unit":
         # Of scales whose bytes are 0 to 15, which are about 2^-6.4.
@@ -69,6 +69,8 @@ def dummy_fill(
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
     if parameter == "table" and dtype in ("i8", "u8"):
         return Fill(element="i8")
+    if parameter == "table" and dtype == "u4":
+        return Fill(element="u4")
     if parameter == "table_scale":
         return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
     if parameter in _BOUNDED:

@@ -18,6 +18,7 @@ from trtc.builder.answer_format import detected_format
 from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
 from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 from trtc.builder.checkpoint.verify import expected_tensors
+from trtc.builder.engine_size import engine_bytes
 from trtc.builder.grammar_files import read_grammar_files, write_grammars
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.judge import (
@@ -32,13 +33,14 @@ from trtc.builder.package import check_output, empty, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
 from trtc.builder.provenance import provenance_of
-from trtc.builder.recipe_budget import find_recipes
+from trtc.builder.recipe_budget import Budget, find_recipes
 from trtc.builder.report import Report, make_report, starved_note, write_report
 from trtc.builder.report_frontier import FrontierPoint
 from trtc.builder.request import BuildRequest
 from trtc.builder.sbom import write_sbom
 from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, calibrated_source, open_source
+from trtc.builder.tables import has_tied_embeddings, open_tables
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
 from trtc.builder.targets.registry import parse_target
 from trtc.builder.twin import Twin, compile_twin, seal_twin, why_no_twin
@@ -60,6 +62,7 @@ from trtc.protos.manifest import (
     ModelFacts,
     Provenance,
     SchemeFacts,
+    TableDType,
 )
 from trtc.protos.progress import Progress, Step
 from trtc.protos.staging import Staging
@@ -68,6 +71,7 @@ from trtc.quant.calibration_text import TokenSet
 from trtc.quant.evaluation import heldout_set
 from trtc.quant.keep import parse_keep
 from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE
+from trtc.quant.site_format import BF16, SiteFormat
 from trtc.version import __version__
 
 
@@ -149,25 +153,19 @@ def _attempts(job: _Job) -> tuple[_Job, ...]:
         source.checkpoint.path,
         request.calib,
         job.texts,
-        max_bits=request.max_bits,
-        max_kl=request.max_kl,
-        progress=job.progress,
+        Budget(request.max_bits, request.max_bytes, request.max_kl),
+        engine_bytes(request, source, job.target),
+        open_tables(source.spec, source.tables),
+        job.progress,
     )
     return tuple(
-        replace(
-            job,
-            frontier=one.frontier,
-            source=source
-            if one.recipe is None
-            else replace(source, recipe=one.recipe, scheme=one.recipe.scheme),
-        )
-        for one in found
+        replace(job, frontier=one.frontier, source=source.following(one.recipe)) for one in found
     )
 
 
 def _searches(request: BuildRequest, source: ModelSource, target: Target) -> bool:
     """Whether the build is to find a recipe."""
-    if request.max_bits is not None:
+    if request.has_size:
         return True
     is_open = request.dtype is None and source.recipe is None and source.quantization is None
     return is_open and request.max_kl is not None and _takes_recipes(target)
@@ -178,11 +176,20 @@ def _check_search(request: BuildRequest, target: Target, source: ModelSource) ->
     if source.quantization is not None:
         raise RequestError(
             "the checkpoint is quantised already",
-            field="--max-bits",
+            field="--max-bits" if request.max_bits is not None else "--max-bytes",
             remedy="Leave it out, or give the unquantised checkpoint",
         )
     target.check(MIXED_SCHEME)
     _check_ranks(request, target, replace(source, scheme=MIXED_SCHEME))
+
+
+def _check_tables(target: Target) -> None:
+    if not _takes_recipes(target):
+        raise UnsupportedError(
+            f"{target.name} keeps the lm_head and the embeddings in the type of activations",
+            field="--lm-head-dtype, --embedding-dtype",
+            remedy="Leave them out, or use --target cpu or cuda",
+        )
 
 
 def _takes_recipes(target: Target) -> bool:
@@ -218,6 +225,7 @@ def _make(job: _Job, work: Staging) -> tuple[Manifest, Report]:
     compiled = _compile(job, draft)
     job.progress(Step("hashing the checkpoint"))
     provenance = provenance_of(job.request, checkpoint, compiled.facts.kind)
+    _check_bytes(job.request, compiled)
     twin = _compile_twin(job, draft, compiled)
     job.source.release()
     _copy_tokenizer(job.source, work.new)
@@ -234,6 +242,17 @@ def _make(job: _Job, work: Staging) -> tuple[Manifest, Report]:
     report = make_report(judged, calibration, notes, job.frontier)
     write_report(report, work.new)
     return judged, report
+
+
+def _check_bytes(request: BuildRequest, compiled: Compiled) -> None:
+    """Hold the engine against a budget that a search met by its plan."""
+    most, taken = request.max_bytes, compiled.ledger.weights
+    if most is not None and taken > most:
+        raise AccuracyError(
+            f"the engine's weights take {taken:,} bytes",
+            field="--max-bytes",
+            remedy=f"Give {taken} or more",
+        )
 
 
 def _open_job(
@@ -260,6 +279,8 @@ def _open_job(
     check_kv(source.spec, source.kv_dtype, target)
     for scheme in source.schemes:
         target.check(scheme)
+    if any(name != BF16.name for name in source.tables.names.values()):
+        _check_tables(target)
     if _searches(request, source, target):
         _check_search(request, target, source)
     _check_ranks(request, target, source)
@@ -406,7 +427,7 @@ def _draft(job: _Job, work: Staging) -> CompileRequest:
         scheme=source.scheme,
         limits=limits,
         exact_activations=request.exact_activations,
-        exact_lm_head=request.exact_lm_head,
+        tables=source.tables,
         exact_weights=request.exact_weights,
         dummy_weights=request.dummy_weights,
         workdir=work.new,
@@ -487,7 +508,7 @@ def _manifest(
             else source.quantization.source,
             exact_activations=job.request.exact_activations,
             exact_weights=job.request.exact_weights,
-            lm_head=compiled.lm_head or source.scheme.dtype,
+            **_tables(source, compiled),
             calibration_sha256=calibration.sha256 if calibration is not None else None,
             kept=calibration.kept if calibration is not None else (),
             formats={} if source.recipe is None else source.recipe.names,
@@ -502,6 +523,19 @@ def _manifest(
         provenance=provenance,
         files={},
     )
+
+
+def _tables(source: ModelSource, compiled: Compiled) -> dict[str, TableDType]:
+    """The manifest's facts of the lm_head and the embeddings."""
+
+    def told(one: SiteFormat | None) -> TableDType:
+        if one is None or not one.is_quantized:
+            return source.scheme.dtype
+        return "i8" if one.weight == "i8" else one.name  # type: ignore[return-value]
+
+    head, embedding = compiled.tables.lm_head, compiled.tables.embedding
+    is_tied = has_tied_embeddings(source.spec)
+    return {"lm_head": told(head), "embedding": told(head if is_tied else embedding)}
 
 
 def _answer_format(job: _Job) -> str | msgspec.UnsetType:

@@ -30,7 +30,7 @@ _IN_TILES = frozenset(
     for weights in WEIGHTS.values()
     for weight in weights
     for part in ("", "_scale", "_zero")
-)
+) | {"table", "table_scale"}
 """Parameters that the layout `tiles` reorders."""
 
 
@@ -333,13 +333,15 @@ def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | Non
 def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float | str]) -> str:
     if attributes.get("layout") == "tiles":
         return "tiles" if parameter in _IN_TILES else "row_major"
-    # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight.
-    packed = value.dtype == "u8" and not parameter.endswith(("_zero", "_scale"))
+    # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight, and so is a
+    # table of u4 that a linear reads too.
+    is_packed_u4 = value.dtype == "u4" and attributes.get("layout") == "packed"
+    packed = is_packed_u4 or (value.dtype == "u8" and not parameter.endswith(("_zero", "_scale")))
     if not packed:
         return "row_major"
     if attributes.get("layout") in ("planes", "compact"):
         return str(attributes["layout"])
-    return f"packed_{attributes.get('weight_dtype', 'i8')}"
+    return f"packed_{attributes.get('weight_dtype', 'iq4' if is_packed_u4 else 'i8')}"
 
 
 def _check_rows(operator: FusedOp, axes: Mapping[str, Extent]) -> None:

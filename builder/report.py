@@ -48,6 +48,12 @@ _COMPARED = ("Divergence (KL)", "Same first choice")
 """Figures that need the unquantised model."""
 _ROUNDED_ON_CPUS = ("int4", "w4a8", "fp8", "mixed")
 """How the names of schemes begin whose activations the CPU target rounds."""
+_TABLES = {
+    "i8": "int8, a scale for each group of 128",
+    "iq4": "4-bit codes, a scale for each group of 32",
+    "iq4_g16": "4-bit codes, a scale for each group of 16",
+}
+"""Narrow lm_heads and embeddings, as the manifest has them."""
 _WORST_IN_TERMINAL = 3
 _MAX_NAMED = 8
 _BLOCKS = "░▒▓█"
@@ -309,8 +315,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(("Formats", escape(counted_formats(report.scheme.formats))))
     if report.scheme.kept:
         facts.append(("Kept in bf16", escape(", ".join(report.scheme.kept))))
-    if report.scheme.lm_head == "i8":
-        facts.append(("lm_head", "int8, a scale for each group of 128"))
+    tables = {"lm_head": report.scheme.lm_head, "Embeddings": report.scheme.embedding}
+    for site, table in tables.items():
+        if table in _TABLES:
+            facts.append((site, _TABLES[table]))
     if calibration is not None:
         facts.append(("Calibrated on", escape(_text(calibration.source, calibration.tokens))))
         facts.append(("Calibration text", f"<code>{escape(calibration.sha256)}</code>"))

@@ -11,8 +11,9 @@ from trtc.protos.answer_formats import answer_format
 from trtc.protos.errors import RequestError
 from trtc.protos.kv import KvDType
 from trtc.quant.calibration_text import MIN_EVAL_TOKENS
-from trtc.quant.keep import parse_keep
+from trtc.quant.keep import KEPT_DTYPE, parse_keep
 from trtc.quant.scheme import BUILDABLE, scheme_named
+from trtc.quant.site_format import TABLE_FORMATS, TableFormats
 
 KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 """`--kv-dtype` -> element type of the pool."""
@@ -47,7 +48,9 @@ class BuildRequest:
     """Nats a token, against the unquantised model. More fails the build; where nothing says how
     linears are stored, the build finds a recipe that keeps to it."""
     max_bits: float | None = None
-    """Bits a weight of the linears, scales included: the build finds the recipe."""
+    """Bits a weight of linears and tables, scales included: the build finds the recipe."""
+    max_bytes: int | None = None
+    """Of the engine's weights; of one rank, if there are several. The build finds the recipe."""
     recipe: Path | None = None
     """A file with a format for every site (quant/recipe.py), instead of a scheme."""
     keep: tuple[str, ...] = ()
@@ -61,6 +64,11 @@ class BuildRequest:
     """4-bit and E4M3 weights multiply the scheme's activations on CPUs, not dynamic int8 ones."""
     exact_lm_head: bool = False
     """The lm_head of a quantised model keeps the activations' type, whatever the target."""
+    lm_head_dtype: str | None = None
+    """A format of quant/site_format.py's TABLE_FORMATS; None: as the target has it. Where
+    embeddings are tied, of the table that both are."""
+    embedding_dtype: str | None = None
+    """The same of the table of embeddings."""
     exact_weights: bool = False
     """bf16 weights keep all 16 bits on CPUs, instead of 12 that round the smallest."""
     dummy_weights: bool = False
@@ -124,13 +132,14 @@ class BuildRequest:
 
     def _check_quantisation(self) -> None:
         parse_keep(self.keep)
+        self._check_tables()
         if self.recipe is not None:
             self._check_recipe()
         if self.keep and self.dummy_weights:
             raise RequestError(
                 "dummy weights are of one scheme", field="--keep", remedy="Leave one of the two out"
             )
-        self._check_max_bits()
+        self._check_size()
         if self.dtype is not None:
             scheme = scheme_named(self.dtype)
             if self.calib is not None and scheme.name in BUILDABLE and scheme.calibration is None:
@@ -139,23 +148,58 @@ class BuildRequest:
                 )
         self._check_evaluation()
 
-    def _check_max_bits(self) -> None:
-        if self.max_bits is None:
-            return
-        if not _MIN_BITS <= self.max_bits <= _MAX_BITS:
+    @property
+    def has_size(self) -> bool:
+        """Whether the build is to find a recipe of a size."""
+        return self.max_bits is not None or self.max_bytes is not None
+
+    @property
+    def tables(self) -> TableFormats:
+        """What is asked of the lm_head and the embeddings."""
+        head = KEPT_DTYPE if self.exact_lm_head else self.lm_head_dtype
+        return TableFormats(
+            None if head is None else TABLE_FORMATS[head],
+            None if self.embedding_dtype is None else TABLE_FORMATS[self.embedding_dtype],
+        )
+
+    def _check_tables(self) -> None:
+        for field, name in (
+            ("--lm-head-dtype", self.lm_head_dtype),
+            ("--embedding-dtype", self.embedding_dtype),
+        ):
+            if name is not None and name not in TABLE_FORMATS:
+                raise RequestError(
+                    f"is {name!r}", field=field, remedy=f"Use one of {', '.join(TABLE_FORMATS)}"
+                )
+        if self.exact_lm_head and self.lm_head_dtype not in (None, KEPT_DTYPE):
+            raise RequestError(
+                "keeps it in bf16, and --lm-head-dtype does not",
+                field="--exact-lm-head",
+                remedy="Leave one of the two out",
+            )
+
+    def _check_size(self) -> None:
+        """Refuse budgets that are out of range, or say how large the engine is beside others."""
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise RequestError(
+                f"is {self.max_bytes}", field="--max-bytes", remedy="Give 1 or more, as in 5GB"
+            )
+        if self.max_bits is not None and not _MIN_BITS <= self.max_bits <= _MAX_BITS:
             raise RequestError(
                 f"is {self.max_bits}",
                 field="--max-bits",
                 remedy=f"Give {_MIN_BITS} to {_MAX_BITS:g} bits a weight",
             )
-        for field, value in {
+        budget = "--max-bits" if self.max_bits is not None else "--max-bytes"
+        others = {
             "--dtype": self.dtype,
             "--keep": self.keep or None,
             "--dummy-weights": self.dummy_weights or None,
-        }.items():
+        }
+        for field, value in others.items() if self.has_size else ():
             if value is not None:
                 raise RequestError(
-                    "says how linears are stored, and --max-bits has the build find that",
+                    f"says how linears are stored, and {budget} has the build find that",
                     field=field,
                     remedy="Leave one of the two out",
                 )
@@ -167,6 +211,7 @@ class BuildRequest:
             "--keep": self.keep or None,
             "--dummy-weights": self.dummy_weights or None,
             "--max-bits": self.max_bits,
+            "--max-bytes": self.max_bytes,
         }
         for field, value in others.items():
             if value is not None:

@@ -19,6 +19,7 @@ from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import DEFAULT_MAX_SEQ_LEN, KV_DTYPES, BuildRequest
 from trtc.builder.spec import DecoderSpec
+from trtc.builder.tables import has_tied_embeddings, table_formats
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.kv import KvDType
 from trtc.quant.prequantized import read_quantization
@@ -31,6 +32,7 @@ from trtc.quant.scheme import (
     scheme_named,
     without_dynamic_activations,
 )
+from trtc.quant.site_format import DEFAULT_TABLES, TableFormats
 
 _DEFAULT_DTYPE = "bf16"
 
@@ -50,6 +52,8 @@ class ModelSource:
     """What the scheme consists of, when a recipe was given."""
     unknown_tensors: tuple[str, ...] = ()
     """Tensors of the checkpoint that the model has no use for; the engine has none of them."""
+    tables: TableFormats = DEFAULT_TABLES
+    """What the request or the recipe asks of the lm_head and the embeddings."""
     separate_spec: DecoderSpec | None = None
     """With experts in tensors of their own, where the checkpoint has those of a layer in two."""
 
@@ -85,6 +89,16 @@ class ModelSource:
         own = (Scheme(MIXED, dtype, weight, dtype, group) for weight, group in parts)
         return (self.scheme, *own)
 
+    def following(self, recipe: FormatRecipe) -> "ModelSource":
+        """With the formats that a search has found; of linears there may be none."""
+        found = recipe.tables.tied() if has_tied_embeddings(self.spec) else recipe.tables
+        tables = TableFormats(
+            found.lm_head or self.tables.lm_head, found.embedding or self.tables.embedding
+        )
+        if not recipe.is_quantized:
+            return dataclasses.replace(self, tables=tables)
+        return dataclasses.replace(self, tables=tables, recipe=recipe, scheme=recipe.scheme)
+
     @property
     def needs_calibration(self) -> bool:
         return self.scheme.calibration is not None and self.quantization is None
@@ -111,6 +125,7 @@ def open_source(request: BuildRequest) -> ModelSource:
             max_seq_len,
             dummy,
             quantization,
+            tables=table_formats(request, spec, scheme, None),
         )
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
@@ -134,6 +149,7 @@ def open_source(request: BuildRequest) -> ModelSource:
         quantization,
         recipe,
         check_tensors(spec, reader, quantization),
+        table_formats(request, spec, scheme, recipe),
         separate,
     )
 

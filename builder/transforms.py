@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from trtc.plugins.compact import compact_scales, pack_compact
 from trtc.plugins.iq4 import scale_codes, scale_units
-from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
+from trtc.plugins.layouts import (
+    MOST_IN_PLANES,
+    nibbles_of,
+    pack,
+    pack_columns,
+    pack_planes,
+)
 from trtc.plugins.products import e8m0_values
-from trtc.plugins.rounding import cast
+from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.plugins.tiles import tile
 from trtc.protos.errors import CheckpointError
 
@@ -73,11 +79,15 @@ class Pack:
 
     dtype: str
     keeps_shape: bool = False
-    """For bytes as many as elements: [N, K], of whose axes lookups must know."""
+    """For weights of whole blocks: [N, K], of whose axes lookups must know, of bytes or, of 4 bits,
+    of u4."""
 
     def __call__(self, weight: Array) -> Array:
         packed = pack(weight, self.dtype)
-        return packed.reshape(weight.shape) if self.keeps_shape else packed
+        if not self.keeps_shape:
+            return packed
+        elements = packed if len(packed) == weight.size else nibbles_of(packed)
+        return elements.reshape(weight.shape)
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,36 @@ class GroupScales:
         for factor in row_scale:
             scales *= factor
         return scales
+
+
+@dataclass(frozen=True)
+class Iq4Codes:
+    """Codes u4 of a table [N, K] in iq4, rounded to nearest with searched scales."""
+
+    group: int
+
+    def __call__(self, weight: Array) -> Array:
+        codes = np.empty(weight.shape, NUMPY_DTYPES["u4"])
+        for rows in _slices(weight):
+            codes[rows] = _iq4(weight[rows], self.group)[0]
+        return codes
+
+
+@dataclass(frozen=True)
+class Iq4Scales:
+    """The scales [N, K / group] f32 of Iq4Codes, which a row's bytes have."""
+
+    group: int
+
+    def __call__(self, weight: Array) -> Array:
+        return np.concatenate([_iq4(weight[rows], self.group)[1] for rows in _slices(weight)])
+
+
+def _iq4(weight: Array, group: int) -> tuple[Array, Array]:
+    # PyTorch takes a second to import, and most builds round no table to 4 bits.
+    from trtc.quant.table_rounding import iq4_table
+
+    return iq4_table(weight, group)
 
 
 def _groups(weight: Array, group: int) -> Iterator[tuple[tuple[slice, slice], Array]]:

@@ -18,6 +18,7 @@ from trtc.protos.errors import EnvironmentFault, UnsupportedError
 from trtc.protos.manifest import Manifest
 from trtc.protos.progress import Progress
 from trtc.quant.scheme import Scheme
+from trtc.quant.site_format import BF16, TableFormats
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def compile_twin(draft: CompileRequest, compiled: Compiled, progress: Progress) 
 
     Args:
         draft: the engine's request with the graph that no pass has rewritten, of one rank.
-        compiled: the engine, whose lm_head the twin's is to equal.
+        compiled: the engine, whose tables the twin's are to equal.
 
     Raises:
         EnvironmentFault: the C++ compiler fails.
@@ -56,7 +57,7 @@ def compile_twin(draft: CompileRequest, compiled: Compiled, progress: Progress) 
         draft,
         exact_activations=draft.exact_activations or is_gpu,
         exact_weights=draft.exact_weights or is_gpu,
-        exact_lm_head=compiled.lm_head != "i8",
+        tables=TableFormats(compiled.tables.lm_head or BF16, compiled.tables.embedding or BF16),
         ranks=1,
     )
     request.workdir.mkdir()

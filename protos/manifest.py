@@ -60,6 +60,9 @@ class ModelFacts(Record, frozen=True):
     """Commit of a model from the Hugging Face hub."""
 
 
+TableDType = Literal["f32", "bf16", "i8", "iq4", "iq4_g16"]
+
+
 class SchemeFacts(Record, frozen=True):
     name: str
     """Name in quant/scheme.py: fp32, bf16, fp8, int8_sq, int4_awq, ..."""
@@ -74,8 +77,11 @@ class SchemeFacts(Record, frozen=True):
     """Linears that this build left in bf16, because of --keep, directly or by their site."""
     formats: dict[str, str] = msgspec.field(default_factory=dict)
     """The format of each site (quant/site_format.py), when this build followed a recipe."""
-    lm_head: Literal["f32", "bf16", "i8"] = "bf16"
-    """Element type of the lm_head's weights: i8 where the CPU target narrowed them."""
+    lm_head: TableDType = "bf16"
+    """What the lm_head's weights are: i8 in groups of 128, where a target narrows them by itself or
+    was asked to, or 4-bit codes in groups of 32 or 16 (quant/site_format.py)."""
+    embedding: TableDType = "bf16"
+    """The same of the table of embeddings; where it is the lm_head's weight too, they are equal."""
 
 
 class TargetFacts(Record, frozen=True, omit_defaults=True):

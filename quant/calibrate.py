@@ -136,7 +136,11 @@ class _Plan:
 
 @contextmanager
 def recipe_search(
-    model_dir: Path, calibration: Path | None, heldout: TokenSet | None, progress: Progress
+    model_dir: Path,
+    calibration: Path | None,
+    heldout: TokenSet | None,
+    progress: Progress,
+    tables: Sequence[str] = (),
 ) -> Iterator["RecipeSearch"]:
     """A search for recipes of a checkpoint, which is in memory within the block.
 
@@ -146,6 +150,7 @@ def recipe_search(
         calibration: as of `quantize_checkpoint`.
         heldout: what divergences are measured on; None: text that ships with trtc, or what the
             model writes.
+        tables: sites of tables that get a format as well, LM_HEAD or EMBEDDING.
 
     Raises:
         CalibrationError: text that is too small or unreadable.
@@ -165,7 +170,7 @@ def recipe_search(
         heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
         mark_starved(model, separate_experts(model), tokens)
         job = CalibrationJob(model, model_dir, model_dir, tokens, heldout, "", progress)
-        yield RecipeSearch(job, Gptq(asymmetric=True))
+        yield RecipeSearch(job, Gptq(asymmetric=True), tables)
 
 
 def _planned(

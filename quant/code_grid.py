@@ -30,12 +30,13 @@ class CodeGrid:
         numbers = torch.tensor(self.numbers, dtype=torch.float32, device=values.device)
         return numbers[torch.bucketize(values, (numbers[1:] + numbers[:-1]) / 2)]
 
-    def scale_unit(self, widest: torch.Tensor) -> torch.Tensor:
-        """What scales are multiples of [] f32, `widest` being those before the search."""
-        largest = widest.abs().max() * self.shares[1]
-        if not self.byte_scales or not bool(largest > 0):
-            return torch.ones((), device=widest.device)
-        return torch.exp2(torch.ceil(torch.log2(largest / _LARGEST)))
+    def scale_unit(self, widest: torch.Tensor, *, by_row: bool = False) -> torch.Tensor:
+        """What scales are multiples of, f32, `widest` [N, G, 1] being those before the search: one
+        number [], or one a row [N, 1, 1]."""
+        size = widest.abs()
+        largest = (size.amax((1, 2), keepdim=True) if by_row else size.max()) * self.shares[1]
+        unit = torch.exp2(torch.ceil(torch.log2(largest / _LARGEST)))
+        return torch.where((largest > 0) & self.byte_scales, unit, 1.0)
 
     def round_scales(self, scales: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         """Scales as they are stored, in f32; none is zero."""

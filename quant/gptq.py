@@ -58,10 +58,10 @@ class Rounded:
 
 
 def search_scales(
-    weight: torch.Tensor, group_size: int, grid: CodeGrid = INT4
+    weight: torch.Tensor, group_size: int, grid: CodeGrid = INT4, *, by_row: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale of each group of input channels [N, K / group_size], in f32 that bf16 has too, and
-    the unit [] of the grid's scales.
+    the unit of the grid's scales: [], or [N, 1, 1] if each row has one.
 
     A group's largest weight has the sign of the grid's first number, which reaches furthest: its
     scale is negative where that weight is positive. Of scales that clip more or less, the one with
@@ -73,7 +73,7 @@ def search_scales(
     groups = weight.reshape(len(weight), -1, group_size)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     widest = largest / grid.numbers[0]
-    unit = grid.scale_unit(widest)
+    unit = grid.scale_unit(widest, by_row=by_row)
     widest = torch.where(widest == 0, unit, widest)
     best = torch.full_like(widest, torch.inf)
     found = widest

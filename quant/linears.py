@@ -53,6 +53,16 @@ def linear_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+def table_shape(model_dir: Path) -> tuple[int, int]:
+    """(vocab_size, hidden_size) of a model's embeddings. No weights are read.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `linear_shapes`.
+    """
+    rows, columns = empty_model(load_config(model_dir)).get_input_embeddings().weight.shape
+    return rows, columns
+
+
 def check_quantizable(
     shapes: Mapping[str, tuple[int, int]], scheme: Scheme, keep: Sequence[str] = ()
 ) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ every other tensor is as the source has it, floating-point ones in bf16.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +34,13 @@ from trtc.quant.formats.compressed_tensors import IQ4_PACKED
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
 from trtc.quant.pack import pack_words
+from trtc.quant.plain_names import plain_name
 from trtc.quant.site_format import SiteFormat
 
 _INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
 _PACKED, _FLOAT, _INTEGER = "pack-quantized", "float-quantized", "int-quantized"
 _SEVERAL = "mixed-precision"
-_HUB_NAMES = ((re.compile(r"^.*?(?=layers\.)"), ""), (re.compile(r"\.block_sparse_moe\."), ".mlp."))
-"""What differs between names in a checkpoint and in Transformers' model."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +202,11 @@ def _stored_names(
     """
     stored: dict[str, str] = {}
     for tensor in tensors:
-        stored.setdefault(_plain(tensor), tensor)
+        stored.setdefault(plain_name(tensor), tensor)
     found: dict[str, str] = {}
     fused: set[str] = set()
     for name in linears:
-        own = stored.get(f"{_plain(name)}.weight")
+        own = stored.get(f"{plain_name(name)}.weight")
         if own is not None:
             found[name] = own.removesuffix(".weight")
         else:
@@ -219,7 +217,7 @@ def _stored_names(
 
 def _of_fused(name: str, stored: Mapping[str, str]) -> tuple[str, str]:
     """The name of an expert's linear, and of the tensor that has it of all experts."""
-    module, _, within = _plain(name).rpartition(f".{EXPERTS}.")
+    module, _, within = plain_name(name).rpartition(f".{EXPERTS}.")
     for gate_up, down in (*FUSED_EXPERTS, *FUSED_GATELESS):
         part = down if within.endswith(f".{DOWN}") else gate_up
         tensor = stored.get(f"{module}.{part}")
@@ -230,12 +228,6 @@ def _of_fused(name: str, stored: Mapping[str, str]) -> tuple[str, str]:
         field=name,
         remedy="Quantise with --dtype int4_awq",
     )
-
-
-def _plain(name: str) -> str:
-    for pattern, instead in _HUB_NAMES:
-        name = pattern.sub(instead, name)
-    return name
 
 
 def _scales(rounded: Rounded) -> dict[str, torch.Tensor]:

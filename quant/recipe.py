@@ -13,7 +13,18 @@ from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.files import UnreadableError, read_json
 from trtc.protos.record import Record, record_json
 from trtc.quant.scheme import MIXED, Gptq, Scheme
-from trtc.quant.site_format import FORMATS, SiteFormat, narrowest, site_of
+from trtc.quant.site_format import (
+    DEFAULT_TABLES,
+    EMBEDDING,
+    FORMATS,
+    LM_HEAD,
+    TABLE_FORMATS,
+    TABLES,
+    SiteFormat,
+    TableFormats,
+    narrowest,
+    site_of,
+)
 
 MIXED_SCHEME = Scheme(MIXED, "bf16", "i4", "bf16", 128)
 """Of a recipe that is not known yet, for checks before it is found."""
@@ -36,6 +47,8 @@ class FormatRecipe:
 
     formats: Mapping[str, SiteFormat]
     """By site; see quant/site_format.py."""
+    tables: TableFormats = DEFAULT_TABLES
+    """Those that it leaves open are as the target has them."""
 
     @property
     def scheme(self) -> Scheme:
@@ -52,7 +65,7 @@ class FormatRecipe:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any site is."""
+        """Whether any linear's site is."""
         return any(one.is_quantized for one in self.formats.values())
 
     @property
@@ -65,8 +78,8 @@ class FormatRecipe:
 
     @property
     def names(self) -> dict[str, str]:
-        """The formats' names, by site."""
-        return {site: one.name for site, one in self.formats.items()}
+        """The formats' names, by site, those of tables last."""
+        return {**{site: one.name for site, one in self.formats.items()}, **self.tables.names}
 
     def of_linears(self, shapes: Mapping[str, tuple[int, int]]) -> dict[str, SiteFormat]:
         """The format of every linear.
@@ -125,18 +138,26 @@ def read_recipe(path: Path) -> FormatRecipe:
             remedy='Give {"trtc_recipe": 1, "sites": {SITE: FORMAT, ...}}',
         ) from error
     for site, name in file.sites.items():
-        if name not in FORMATS:
+        known = TABLE_FORMATS if site in TABLES else FORMATS
+        if name not in known:
             raise RequestError(
-                f"{name!r} of site {site!r} is not a format",
+                f"{name!r} of site {site!r} is not a format that it may have",
                 field=_FIELD,
-                remedy=f"Use one of {', '.join(FORMATS)}",
+                remedy=f"Use one of {', '.join(known)}",
             )
-    recipe = FormatRecipe({site: FORMATS[name] for site, name in file.sites.items()})
+    recipe = recipe_named(file.sites)
     if not recipe.is_quantized:
         raise RequestError(
             "quantises no site", field=_FIELD, remedy="Build with --dtype bf16, or quantise some"
         )
     return recipe
+
+
+def recipe_named(sites: Mapping[str, str]) -> FormatRecipe:
+    """The recipe whose `names` these are."""
+    formats = {site: FORMATS[name] for site, name in sites.items()}
+    tables = TableFormats(formats.pop(LM_HEAD, None), formats.pop(EMBEDDING, None))
+    return FormatRecipe(formats, tables)
 
 
 def _fitting(shape: tuple[int, int]) -> Iterator[str]:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtc.quant.recipe import FormatRecipe
-from trtc.quant.site_format import FORMATS, site_of
+from trtc.quant.recipe import FormatRecipe, recipe_named
+from trtc.quant.site_format import FORMATS, TABLE_FORMATS, TABLES, site_of
 
 Shapes = Mapping[str, tuple[int, int]]
-"""(out_features, in_features) of linears, by name."""
+"""Linear -> (out_features, in_features), and site of a table -> (vocab_size, hidden_size)."""
 Scores = Mapping[tuple[str, str], float]
 """(site, name of a format) -> what the format costs there, in nats a token; 0 where absent."""
 
@@ -39,7 +39,7 @@ def recipe_path(shapes: Shapes, scores: Scores, formats: Sequence[str]) -> tuple
     while True:
         bits = sum(sizes[site][name] for site, name in chosen.items())
         predicted = sum(scores.get((site, name), 0.0) for site, name in chosen.items())
-        recipe = FormatRecipe({site: FORMATS[name] for site, name in chosen.items()})
+        recipe = recipe_named(chosen)
         points.append(PathPoint(recipe, bits / weights, predicted))
         best = _best_upgrade(chosen, sizes, scores)
         if best is None:
@@ -70,12 +70,12 @@ def within_bits(
         chosen[best[0]] = best[1]
     taken = sum(sizes[site][name] for site, name in chosen.items())
     predicted = sum(scores.get((site, name), 0.0) for site, name in chosen.items())
-    recipe = FormatRecipe({site: FORMATS[name] for site, name in chosen.items()})
+    recipe = recipe_named(chosen)
     return PathPoint(recipe, taken / weights, predicted)
 
 
 def _sizes(shapes: Shapes, formats: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Site -> format that fits all its linears -> bits."""
+    """Site -> format that fits all of it -> bits."""
     linears: dict[str, list[tuple[int, int]]] = {}
     for name, shape in shapes.items():
         linears.setdefault(site_of(name), []).append(shape)
@@ -83,7 +83,8 @@ def _sizes(shapes: Shapes, formats: Sequence[str]) -> dict[str, dict[str, int]]:
         site: {
             name: sum(FORMATS[name].num_bits(*shape) for shape in members)
             for name in formats
-            if not any(FORMATS[name].why_not(*shape) for shape in members)
+            if (site not in TABLES or name in TABLE_FORMATS)
+            and not any(FORMATS[name].why_not(*shape) for shape in members)
         }
         for site, members in linears.items()
     }

@@ -1,4 +1,4 @@
-"""Finds recipes: every linear in every format, scores by a backward pass, and what recipes cost.
+"""Finds recipes: all weights in every format, scores by a backward pass, and what recipes cost.
 
 The score of a format at a site estimates the divergence that it alone causes. Labels are drawn from
 the model's own predictions, and g is the gradient of their log-likelihood by a linear's output.
@@ -8,7 +8,7 @@ single sites do; the divergence of a whole recipe is measured.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ from trtc.quant.nearest import round_to_nearest
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.recipe_path import PathPoint, Scores, Shapes, recipe_path, within_bits
 from trtc.quant.scheme import Gptq
-from trtc.quant.site_format import FORMATS, site_of
+from trtc.quant.site_format import BF16, EMBEDDING, FORMATS, LM_HEAD, TABLE_FORMATS, TABLES, site_of
+from trtc.quant.table_rounding import round_table
 
 SEARCHED = ("int4_g128", "iq4", "iq4_g16", "int8_g128", "int8", "bf16")
 """Formats that a search chooses from."""
@@ -59,21 +60,30 @@ class RecipeSearch:
 
     Args:
         job: its model is in f32 or bf16, and has its own weights after each call.
+        tables: sites of tables that get a format as well (quant/site_format.py's TABLES).
     """
 
-    def __init__(self, job: CalibrationJob, settings: Gptq) -> None:
+    def __init__(self, job: CalibrationJob, settings: Gptq, tables: Sequence[str] = ()) -> None:
         self._model = job.model
         self._texts = part_of(job.heldout, _most_tokens(job.model)).sequences
-        self._linears: dict[str, Any] = dict(quantizable_linears(job.model))
-        self.shapes: Shapes = {
-            name: (linear.out_features, linear.in_features)
-            for name, linear in self._linears.items()
+        self._modules: dict[str, Any] = {
+            **dict(quantizable_linears(job.model)),
+            **{site: module for site, module in _tables(job.model).items() if site in tables},
         }
-        self._rounded = _round_all(job, self.shapes, settings)
-        self.scores = _score(job, self._linears, self._rounded)
+        self.shapes: Shapes = {
+            name: (module.weight.shape[0], module.weight.shape[1])
+            for name, module in self._modules.items()
+        }
+        self._rounded = _round_all(job, self._modules, self.shapes, settings)
+        self.scores = _score(job, self._modules, self._rounded)
         self.path = recipe_path(self.shapes, self.scores, SEARCHED)
         self._reference: list[Any] | None = None
         self._measured: dict[int, Divergence] = {}
+
+    @property
+    def num_weights(self) -> int:
+        """Of all sites."""
+        return sum(rows * columns for rows, columns in self.shapes.values())
 
     def within_bits(self, bits: float) -> PathPoint:
         """The recipe for a number of bits a weight."""
@@ -83,7 +93,7 @@ class RecipeSearch:
         """The narrowest recipe of the path whose measured divergence, with one standard error more,
         is at most `kl`; None: not even the widest that quantises something."""
         last = len(self.path) - 1
-        if not self.path[last].recipe.is_quantized:
+        if all(name == BF16.name for name in self.path[last].recipe.names.values()):
             last -= 1
         low, high = 0, last + 1
         while low < high:
@@ -109,18 +119,19 @@ class RecipeSearch:
         of its format."""
         if self._reference is None:
             self._reference = list(self._log_probabilities())
-        own = {name: linear.weight.data for name, linear in self._linears.items()}
+        own = {name: module.weight.data for name, module in self._modules.items()}
+        formats = recipe.names
         try:
-            for name, linear in self._linears.items():
-                to = recipe.formats[site_of(name)].name
+            for name, module in self._modules.items():
+                to = formats[site_of(name)]
                 if to in self._rounded and name in self._rounded[to]:
                     values = self._rounded[to][name].values()
-                    linear.weight.data = values.to(own[name])
+                    module.weight.data = values.to(own[name])
             pairs = zip(self._reference, self._log_probabilities(), strict=True)
             kl = np.concatenate([kl_divergence(theirs, ours) for theirs, ours in pairs])
         finally:
-            for name, linear in self._linears.items():
-                linear.weight.data = own[name]
+            for name, module in self._modules.items():
+                module.weight.data = own[name]
         return Divergence(float(kl.mean()), float(kl.std() / math.sqrt(len(kl))))
 
     def _divergence_at(self, place: int) -> Divergence:
@@ -146,13 +157,25 @@ def _row(model: Any, ids: Int32s) -> torch.Tensor:
     return torch.from_numpy(ids.astype(np.int64))[None].to(device_of(model))
 
 
-def _round_all(job: CalibrationJob, shapes: Shapes, settings: Gptq) -> _Weights:
-    """Every linear in every format that fits it."""
+def _tables(model: Any) -> dict[str, Any]:
+    """The modules of a model's tables, by site: the lm_head where one table is both."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:
+        return {EMBEDDING: head}
+    return {LM_HEAD: head, EMBEDDING: embedding}
+
+
+def _round_all(
+    job: CalibrationJob, modules: Mapping[str, Any], shapes: Shapes, settings: Gptq
+) -> _Weights:
+    """Every linear and every table in every format that fits it."""
     rounded: dict[str, dict[str, Rounded]] = {}
-    linears = dict(quantizable_linears(job.model))
     for name in SEARCHED:
         to = FORMATS[name]
-        fitting = {one: to for one, shape in shapes.items() if not to.why_not(*shape)}
+        fits = {one for one, shape in shapes.items() if not to.why_not(*shape)}
+        fitting = {one: to for one in shapes if one in fits and one not in TABLES}
+        if not to.is_quantized:
+            continue
         if to.is_gptq:
             phased = CalibrationJob(
                 job.model,
@@ -166,14 +189,17 @@ def _round_all(job: CalibrationJob, shapes: Shapes, settings: Gptq) -> _Weights:
             rounded[name] = {}
             for layer in round_layers(phased, fitting, settings):
                 rounded[name] |= layer.linears
-        elif to.is_quantized:
+        else:
             rounded[name] = {
-                one: round_to_nearest(linears[one].weight.data.float(), to) for one in fitting
+                one: round_to_nearest(modules[one].weight.data.float(), to) for one in fitting
             }
+        for site in TABLES:
+            if site in fits and name in TABLE_FORMATS:
+                rounded[name][site] = round_table(modules[site].weight.data, to)
     return rounded
 
 
-def _score(job: CalibrationJob, linears: Mapping[str, Any], rounded: _Weights) -> Scores:
+def _score(job: CalibrationJob, modules: Mapping[str, Any], rounded: _Weights) -> Scores:
     """By a backward pass over a part of the calibration text."""
     model, totals = job.model, dict[tuple[str, str], float]()
     sequences, taken = [], 0
@@ -182,29 +208,73 @@ def _score(job: CalibrationJob, linears: Mapping[str, Any], rounded: _Weights) -
             sequences.append(sequence)
             taken += len(sequence)
     model.requires_grad_(False)  # gradients are of activations alone
+    # A lookup's output is the gradients' beginning, see `_backward`.
+    embedding = model.get_input_embeddings()
     handles = [
-        linear.register_forward_hook(_scorer(name, rounded, totals))
-        for name, linear in linears.items()
+        module.register_forward_hook(_scorer(name, rounded, totals))
+        for name, module in modules.items()
+        if module is not embedding
     ]
     generator = torch.Generator().manual_seed(_SEED)
     phase = f"scoring {len(rounded)} formats of every site on {taken} tokens"
     try:
         for ids in counted(sequences, phase, len(sequences), "sequences", job.progress):
-            _backward(model, ids, generator)
+            gradient = _backward(model, ids, generator)
+            _score_lookups(model, ids, gradient, rounded, totals)
     finally:
         for handle in handles:
             handle.remove()
     return {key: total / (2 * taken) for key, total in totals.items()}
 
 
-def _backward(model: Any, ids: Int32s, generator: torch.Generator) -> None:
-    """Gradients of the log-likelihood of labels that the model draws; of activations alone."""
+def _backward(model: Any, ids: Int32s, generator: torch.Generator) -> torch.Tensor:
+    """Gradients of the log-likelihood of labels that the model draws; of activations alone.
+
+    Returns:
+        That by the embeddings, [1, tokens, hidden_size].
+    """
     embedded = model.get_input_embeddings()(_row(model, ids)).detach().requires_grad_()
     logits = model(inputs_embeds=embedded, use_cache=False).logits[0].float()
     # Drawn on the CPU, whose random numbers are the same everywhere.
     odds = torch.softmax(logits.detach().cpu(), -1)
     labels = torch.multinomial(odds, 1, generator=generator)[:, 0]
     functional.cross_entropy(logits, labels.to(logits.device), reduction="sum").backward()  # type: ignore[no-untyped-call]
+    gradient: torch.Tensor = embedded.grad
+    return gradient
+
+
+def _score_lookups(
+    model: Any,
+    ids: Int32s,
+    gradient: torch.Tensor,
+    rounded: _Weights,
+    totals: dict[tuple[str, str], float],
+) -> None:
+    """Add what rounded embeddings change."""
+    table = model.get_input_embeddings()
+    own = table.weight.data
+    for to, weights in rounded.items():
+        if EMBEDDING not in weights:
+            continue
+        delta = weights[EMBEDDING].values().to(own.device) - own.float()
+        try:
+            table.weight.data = delta  # some models scale what they look up
+            with torch.inference_mode():
+                error = table(_row(model, ids))
+        finally:
+            table.weight.data = own
+        _add(totals, (EMBEDDING, to), error.float(), gradient)
+
+
+def _add(
+    totals: dict[tuple[str, str], float],
+    key: tuple[str, str],
+    error: torch.Tensor,
+    gradient: torch.Tensor,
+) -> None:
+    """Add (g . e)^2 of every token to a score."""
+    change = (error * gradient.float()).sum(-1)
+    totals[key] = totals.get(key, 0.0) + float(change.double().square().sum())
 
 
 def _scorer(
@@ -221,8 +291,6 @@ def _scorer(
             if name in weights:
                 delta = weights[name].values().to(x.device) - linear.weight.data.float()
                 error = functional.linear(x.float(), delta)
-                change = (error * gradient.float()).sum(-1)
-                key = (site_of(name), to)
-                totals[key] = totals.get(key, 0.0) + float(change.double().square().sum())
+                _add(totals, (site_of(name), to), error, gradient)
 
     return forward

@@ -93,6 +93,40 @@ FORMATS: dict[str, SiteFormat] = {
 """By name."""
 
 
+TABLE_FORMATS: dict[str, SiteFormat] = {
+    name: FORMATS[name] for name in ("iq4", "iq4_g16", "int8_g128", "bf16")
+}
+"""Of the lm_head and of the table of embeddings, narrow ones first."""
+LM_HEAD, EMBEDDING = "lm_head", "embed_tokens"
+"""Their sites, whatever a model calls them. Where embeddings are tied, the table is both, and there
+is no lm_head."""
+TABLES = (LM_HEAD, EMBEDDING)
+
+
+@dataclass(frozen=True)
+class TableFormats:
+    """Formats of the lm_head and of the table of embeddings; None: as the target has them."""
+
+    lm_head: SiteFormat | None = None
+    embedding: SiteFormat | None = None
+    """Of a table that is the lm_head's weight as well: the same."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """By site, of those that are given."""
+        given = {LM_HEAD: self.lm_head, EMBEDDING: self.embedding}
+        return {site: one.name for site, one in given.items() if one is not None}
+
+    def tied(self) -> "TableFormats":
+        """Of a model whose table is both."""
+        one = self.embedding or self.lm_head
+        return TableFormats(one, one)
+
+
+DEFAULT_TABLES = TableFormats()
+"""Nothing is said of either."""
+
+
 def four_bits(weight: str, group_size: int) -> SiteFormat:
     """4-bit weights of a type that GPTQ rounds, in groups of any size."""
     alike = (

@@ -30,9 +30,12 @@ def build(
     eval_tokens: int | None = None,
     max_kl: float | None = None,
     max_bits: float | None = None,
+    max_bytes: int | str | None = None,
     reference: str | None = None,
     exact_activations: bool = False,
     exact_lm_head: bool = False,
+    lm_head_dtype: str | None = None,
+    embedding_dtype: str | None = None,
     exact_weights: bool = False,
     dummy_weights: bool = False,
     max_batch_size: int = 64,
@@ -69,10 +72,15 @@ def build(
         max_kl: nats a token; more, against the unquantised model, fails the build. Without `dtype`
             and `recipe`, the smallest recipe that keeps to it is found.
         max_bits: bits a weight, scales included, for which the best recipe is found.
+        max_bytes: bytes of the engine's weights, such as `"5GB"`, for which the best recipe is
+            found; with `tp`, of one GPU's.
         reference: the unquantised checkpoint, to measure one against that came quantised.
         exact_activations: 4-bit and E4M3 weights multiply the scheme's activations on CPUs, not
             dynamic int8 ones.
         exact_lm_head: the lm_head of a quantised model keeps the activations' type.
+        lm_head_dtype: bf16, int8_g128, iq4 or iq4_g16; None: as the target has it. Where embeddings
+            are tied, of the table that both are.
+        embedding_dtype: the same of the table of embeddings; None: bf16.
         exact_weights: bf16 weights keep all 16 bits on CPUs, not 12.
         dummy_weights: write plan and kernels only; random weights are filled in at load.
         max_batch_size: sequences that a step computes at most.
@@ -99,6 +107,7 @@ def build(
     from trtc.builder.grammar_files import parse_grammars
     from trtc.builder.pipeline import build as build_engine
     from trtc.builder.request import BuildRequest
+    from trtc.protos.byte_size import parse_bytes
     from trtc.runtime.engine.probe import Probe
 
     request = BuildRequest(
@@ -112,12 +121,15 @@ def build(
         calib=None if calib is None else Path(calib),
         max_kl=max_kl,
         max_bits=max_bits,
+        max_bytes=parse_bytes(max_bytes, "max_bytes") if isinstance(max_bytes, str) else max_bytes,
         recipe=None if recipe is None else Path(recipe),
         keep=(keep,) if isinstance(keep, str) else tuple(keep),
         eval_text=None if eval_text is None else Path(eval_text),
         eval_tokens=eval_tokens,
         exact_activations=exact_activations,
         exact_lm_head=exact_lm_head,
+        lm_head_dtype=lm_head_dtype,
+        embedding_dtype=embedding_dtype,
         exact_weights=exact_weights,
         dummy_weights=dummy_weights,
         max_batch_size=max_batch_size,

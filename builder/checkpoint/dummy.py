@@ -4,7 +4,7 @@ An engine built from them holds no weights; only scales that passes compare are 
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -72,13 +72,17 @@ class DummyReader:
 
 
 def dummy_checkpoint(
-    spec: DecoderSpec, scheme: Scheme
+    spec: DecoderSpec, scheme: Scheme, scheme_of: Callable[[str], Scheme] | None = None
 ) -> tuple[DummyReader, CheckpointQuantization | None]:
-    """A reader for every tensor of `spec`, and how its linears are quantised under `scheme`."""
+    """A reader for every tensor of `spec`, and how its linears are quantised under `scheme`.
+
+    Args:
+        scheme_of: of each linear by name, where they differ.
+    """
     tensors: dict[str, tuple[str, Shape]] = {
         name: ("bf16", shape) for name, shape in expected_tensors(spec).items()
     }
-    if scheme.weight in ("f32", "bf16"):
+    if scheme.weight in ("f32", "bf16") and scheme_of is None:
         return DummyReader(tensors), None
     if scheme.weight == "mxfp4":
         return _dummy_experts(spec, scheme, tensors)
@@ -91,14 +95,17 @@ def dummy_checkpoint(
                 field=linear.name,
                 remedy="Build with --dtype bf16, or give a checkpoint that is quantised",
             )
+        own = scheme if scheme_of is None else scheme_of(linear.name)
+        if own.weight == "bf16":
+            continue
         rows = tensors[f"{linear.name}.weight"][1][0]
-        canonical = _canonical(linear, rows, scheme, linear.name in keeps_pre_scale)
+        canonical = _canonical(linear, rows, own, linear.name in keeps_pre_scale)
         tensors |= {f"{linear.name}.{key}": value for key, value in canonical.items()}
         linears[linear.name] = QuantizedLinear(
-            scheme.weight,
+            own.weight,
             {key: TensorSource((f"{linear.name}.{key}",)) for key in canonical},
-            scheme.group_size,
-            dynamic=scheme.dynamic,
+            own.group_size,
+            dynamic=own.dynamic,
         )
     return DummyReader(tensors), CheckpointQuantization(DUMMY, scheme, linears, kv_scales={})
 

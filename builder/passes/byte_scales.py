@@ -1,23 +1,34 @@
 """Scales of iq4 weights as bytes, where kernels read them so."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import dtype_of, input_of
+from trtc.builder.passes.matching import dtype_of, input_of, input_position
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import ScaleCodes, ScaleUnits
 
 
 def byte_scales(rewriter: Rewriter) -> bool:
-    """Store the scales of iq4 linears as bytes and a unit a row; see plugins/iq4.py.
+    """Store the scales of iq4 linears and tables as bytes and a unit a row; see plugins/iq4.py.
 
-    Rule:
-        linear(x, w iq4, s [N, G] f32) -> linear(x, w, u8 [N, G], scale_unit [N])
+    Rules:
+        linear(x, w iq4, s [N, G] f32)    -> linear(x, w, u8 [N, G], scale_unit [N])
+        embedding(ids, t u4, s [V, G] f32) -> embedding(ids, t, u8 [V, G], scale_unit [V])
 
     No value changes. Experts' scales stay f32.
     """
+    linears = [
+        (node, "weight_scale")
+        for node in rewriter.fused_nodes("linear")
+        if node.attrs["weight_dtype"] == "iq4"
+    ]
+    lookups = [
+        (node, "table_scale")
+        for node in rewriter.fused_nodes("embedding")
+        if dtype_of(node.inputs[input_position(node, "table")]) == "u4"
+    ]
     changed = False
-    for node in rewriter.fused_nodes("linear"):
-        scale = input_of(node, "weight_scale")
-        if node.attrs["weight_dtype"] != "iq4" or scale is None or dtype_of(scale) != "f32":
+    for node, name in (*linears, *lookups):
+        scale = input_of(node, name)
+        if scale is None or dtype_of(scale) != "f32":
             continue
         units = rewriter.derived(
             f"{scale.name}.unit", ScaleUnits(), (scale,), "f32", (scale.shape[0],)
@@ -25,7 +36,7 @@ def byte_scales(rewriter: Rewriter) -> bool:
         codes = rewriter.derived(
             f"{scale.name}.codes", ScaleCodes(), (scale,), "u8", tuple(scale.shape)
         )
-        rewriter.set_input(node, "weight_scale", codes)
+        rewriter.set_input(node, name, codes)
         rewriter.set_input(node, "scale_unit", units)
         changed = True
     return changed

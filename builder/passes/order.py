@@ -27,7 +27,7 @@ from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
-from trtc.builder.passes.quantize_lm_head import QUANTIZE_LM_HEAD
+from trtc.builder.passes.quantize_tables import QuantizeTables
 from trtc.builder.passes.regroup_e4m3 import REGROUP_E4M3
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.shard import ShardOverRanks
@@ -38,6 +38,7 @@ from trtc.builder.passes.tile_weights import TILE_WEIGHTS
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
 from trtc.builder.recipes import TensorReader
 from trtc.quant.scheme import Scheme
+from trtc.quant.site_format import BF16, DEFAULT_TABLES, FORMATS, TableFormats
 
 NATIVE_PASSES: tuple[Pass, ...] = (
     # 1. Matrix products: everything that surrounds one becomes an input or attribute of it.
@@ -62,6 +63,8 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     VERIFY_NATIVE,
 )
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
+
+INT8_GROUPS = FORMATS["int8_g128"]
 
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
@@ -89,44 +92,53 @@ def cpu_passes(
     reader: TensorReader,
     *,
     exact_activations: bool,
-    exact_lm_head: bool,
+    tables: TableFormats = DEFAULT_TABLES,
     exact_weights: bool = False,
 ) -> tuple[Pass, ...]:
     """The CPU target's list: packed weights and, unless asked for exact ones, bf16 weights in 12
-    bits, an int8 lm_head of quantised models, and int8 activations for it and for weights of 4 bits
-    and of E4M3, which are stored as int8. `reader` compares vectors of scales, and reads nothing
-    else."""
+    bits, and int8 activations for a narrow lm_head and for weights of 4 bits and of E4M3, which are
+    stored as int8. `reader` compares vectors of scales, and reads nothing else.
+
+    Args:
+        tables: as `tables_on_cpu` gives them, where the caller leaves them to the target.
+    """
     compact = (BYTE_SCALES,) if exact_weights else (BYTE_SCALES, COMPACT_WEIGHTS)
     pack = (*compact, PACK_WEIGHTS)
-    lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head(scheme, exact_lm_head) else ()
+    narrow = QuantizeTables(tables_on_cpu(scheme, tables))
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations:
-        return (*share, *NATIVE_PASSES, DEQUANTIZE_GROUPS, *lm_head, *pack)
-    rounded = (REGROUP_E4M3, *lm_head, SELECT_CPU_ACTIVATION)
+        return (*share, *NATIVE_PASSES, DEQUANTIZE_GROUPS, narrow, *pack)
+    rounded = (REGROUP_E4M3, narrow, SELECT_CPU_ACTIVATION)
     return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, *pack)
 
 
-def quantizes_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
-    """Whether the CPU target stores the lm_head as int8."""
-    return not exact_lm_head and scheme.dtype == "bf16" != scheme.weight
+def tables_on_cpu(scheme: Scheme, tables: TableFormats) -> TableFormats:
+    """What the CPU target makes of the lm_head and the embeddings: of quantised models an int8
+    lm_head where nothing else is asked for."""
+    head = INT8_GROUPS if scheme.dtype == "bf16" != scheme.weight else BF16
+    return TableFormats(tables.lm_head or head, tables.embedding or BF16)
 
 
 def cuda_passes(
-    scheme: Scheme, reader: TensorReader, ranks: int = 1, *, exact_lm_head: bool
+    scheme: Scheme, reader: TensorReader, ranks: int = 1, *, tables: TableFormats = DEFAULT_TABLES
 ) -> tuple[Pass, ...]:
     """The CUDA target's list: activations are exact, and have their rows' scales from the operators
-    that make them, the lm_head beside 4-bit weights is int8
-    unless asked for exact, each of several ranks gets its share, both products of a gated MLP stay
-    on the chip, and 4-bit weights come to lie in tiles, in one call with the norms and gates beside
-    them."""
+    that make them, tables are narrow, each of several ranks gets its share, both products of a
+    gated MLP stay on the chip, and 4-bit weights come to lie in tiles, in one call with the norms
+    and gates beside them.
+
+    Args:
+        tables: as `tables_on_cuda` gives them, where the caller leaves them to the target.
+    """
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head_on_cuda(scheme, exact_lm_head) else ()
+    narrow = QuantizeTables(tables_on_cuda(scheme, tables))
     if ranks == 1:
-        return (*share, *NATIVE_PASSES, *lm_head, *_CUDA_PASSES)
-    return (*share, *_SHARDED_PASSES, *lm_head, ShardOverRanks(ranks), *_CUDA_PASSES)
+        return (*share, *NATIVE_PASSES, narrow, *_CUDA_PASSES)
+    return (*share, *_SHARDED_PASSES, narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
 
 
-def quantizes_lm_head_on_cuda(scheme: Scheme, exact_lm_head: bool) -> bool:
-    """Whether the CUDA target stores the lm_head as int8: beside 4-bit weights, whose steps of few
-    sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is faster."""
-    return quantizes_lm_head(scheme, exact_lm_head) and scheme.weight in ("i4", "iq4")
+def tables_on_cuda(scheme: Scheme, tables: TableFormats) -> TableFormats:
+    """As `tables_on_cpu` for the CUDA target, where the lm_head is int8 beside 4-bit weights, whose
+    steps of few sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is faster."""
+    head = INT8_GROUPS if scheme.weight in ("i4", "iq4") else BF16
+    return TableFormats(tables.lm_head or head, tables.embedding or BF16)

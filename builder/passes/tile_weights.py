@@ -17,6 +17,7 @@ def tile_weights(rewriter: Rewriter) -> bool:
     Rules, where all weights of the node fall into whole tiles:
         linear(x, weight [N, K] i4, u4 or iq4; row_major)  -> linear(x, weight [N, K]; tiles)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
+        embedding(ids, the same weight)                    -> the same
 
     Types and shapes stay. E8M0 scales of E2M1 weights stay row-major as these do, and their rows
     are padded to whole words, in which kernels load them.
@@ -25,6 +26,10 @@ def tile_weights(rewriter: Rewriter) -> bool:
     for op, names in WEIGHTS.items():
         for node in rewriter.fused_nodes(op):
             if _matches(node, names):
+                for lookup in _lookups(node):
+                    _tile(rewriter, lookup, "table", CHANNELS)
+                    _tile(rewriter, lookup, "table_scale", 1)
+                    lookup.attrs["layout"] = "tiles"
                 for name in names:
                     _tile(rewriter, node, name, CHANNELS)
                     _tile(rewriter, node, f"{name}_scale", 1)
@@ -42,6 +47,13 @@ def _matches(node: Node, names: tuple[str, ...]) -> bool:
         return False
     shapes = [_given(node, name).shape for name in names]
     return all(fits(shape[-2], shape[-1], node.attrs["group_size"]) for shape in shapes)
+
+
+def _lookups(node: Node) -> list[Node]:
+    """Lookups in the weight of a linear, which is stored once."""
+    if node.op != "linear":
+        return []
+    return [reader for reader in _given(node, "weight").outputs if reader.op == "embedding"]
 
 
 def _pad(rewriter: Rewriter, node: Node, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass
@@ -12,6 +12,7 @@ from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import ByteLedger, Limits, TargetFacts
 from trtc.protos.progress import Progress
 from trtc.quant.scheme import Scheme
+from trtc.quant.site_format import DEFAULT_TABLES, TableFormats
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class CompileRequest:
     """The engine under construction."""
     scratch: Path
     """For files that the engine does not keep; on the same disk."""
-    exact_lm_head: bool = False
+    tables: TableFormats = DEFAULT_TABLES
+    """Of native targets; what it leaves open is theirs to say."""
     exact_weights: bool = False
     """CPU: bf16 weights keep all their bits."""
     ranks: int = 1
@@ -44,8 +46,8 @@ class Compiled:
     ledger: ByteLedger
     notes: tuple[str, ...] = ()
     """What the user should know, a line each."""
-    lm_head: Literal["f32", "bf16", "i8"] | None = None
-    """Element type of the lm_head's weights; None: that of activations."""
+    tables: TableFormats = DEFAULT_TABLES
+    """Formats of the lm_head and the embeddings; None: the type of activations."""
 
 
 def refuse_fp4(scheme: Scheme, name: str) -> None:

@@ -9,7 +9,7 @@ import onnx
 
 import trtc.plugins
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cpu_passes, quantizes_lm_head
+from trtc.builder.passes.order import cpu_passes, tables_on_cpu
 from trtc.builder.plan import make_plan
 from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
 from trtc.builder.targets.cpu_codegen import generate
@@ -92,7 +92,7 @@ class CpuTarget:
             request.scheme,
             request.reader,
             exact_activations=request.exact_activations,
-            exact_lm_head=request.exact_lm_head,
+            tables=request.tables,
             exact_weights=request.exact_weights,
         )
 
@@ -131,7 +131,7 @@ class CpuTarget:
             ledger=ByteLedger(
                 weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
             ),
-            lm_head="i8" if quantizes_lm_head(request.scheme, request.exact_lm_head) else None,
+            tables=tables_on_cpu(request.scheme, request.tables),
         )
 
     def _compile_isa(

@@ -6,7 +6,7 @@ import msgspec
 import onnx
 
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cuda_passes, quantizes_lm_head_on_cuda
+from trtc.builder.passes.order import cuda_passes, tables_on_cuda
 from trtc.builder.plan import make_plan
 from trtc.builder.recipes import Apply, Concat, Recipe, Shard, TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
@@ -103,9 +103,7 @@ class CudaTarget:
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        return cuda_passes(
-            request.scheme, request.reader, request.ranks, exact_lm_head=request.exact_lm_head
-        )
+        return cuda_passes(request.scheme, request.reader, request.ranks, tables=request.tables)
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress(Step("planning"))
@@ -149,9 +147,7 @@ class CudaTarget:
                 activations=launches.fixed_bytes(plan.vocab_size),
                 page=plan.kv.page_bytes,
             ),
-            lm_head="i8"
-            if quantizes_lm_head_on_cuda(request.scheme, request.exact_lm_head)
-            else None,
+            tables=tables_on_cuda(request.scheme, request.tables),
         )
 
 

@@ -3,10 +3,10 @@
     python -m examples.bench.accuracy [--model DIR] [--only NAME ...] [--tokens N]
 
 Linears of the decoder layers are quantised, and nothing else: embeddings and lm_head stay as they
-are for all. The weights that a library writes are put back into the model in f32 and run by
-Transformers, with activations rounded where the format does so, against the unquantised model in
-f32. Bits are of the linears' weights and scales, as checkpoints store them; for nvidia-modelopt's
-rows, with scales of 16 bits.
+are, but for rows of tables, which round the lm_head, the embeddings or both alone. The weights that
+a library writes are put back into the model in f32 and run by Transformers, with activations
+rounded where the format does so, against the unquantised model in f32. Bits are of the rounded
+weights and scales, as checkpoints store them; for nvidia-modelopt's rows, with scales of 16 bits.
 Calibration text is trtc's own; the measured text is Python source that is not in it: files of the
 running Python's standard library.
 
@@ -46,8 +46,12 @@ from trtc.quant.linears import quantizable_linears, run_decoder
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.recipe import FormatRecipe
+from trtc.quant.recipe_path import PathPoint
 from trtc.quant.reference_model import load_model
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, Scheme
+from trtc.quant.site_format import EMBEDDING, TABLE_FORMATS
+from trtc.quant.site_format import TABLES as TABLES_SITES
+from trtc.quant.table_rounding import round_table
 
 PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
 HELDOUT_FILES = (
@@ -59,6 +63,8 @@ TRTC_SCHEMES = (
     *("int4", "int4_gptq", "int4_g64", "iq4", "iq4_g16", "int4_g32", "int4_awq"),
     *("int8_sq", "int8_dynamic", "fp8", "fp8_dynamic"),
 )
+TABLES = {"lm_head": (True, False), "embeddings": (False, True), "tables": (True, True)}
+"""What rows of tables round: the lm_head, the embeddings."""
 MIXED_BITS = (4.25, 4.5, 4.8, 5.0, 6.0)
 """Sizes of mixed recipes."""
 MODELOPT_RECIPES: Mapping[str, Any] = {
@@ -155,6 +161,33 @@ def of_recipes(model_dir: Path) -> Callable[[float], Quantized]:
     return lambda bits: of_trtc(model_dir, recipes()[bits])
 
 
+def of_whole_recipes(model_dir: Path) -> Callable[[float], Quantized]:
+    """The same with the tables in the search, as builds have them; bits are of all weights."""
+
+    @functools.cache
+    def points() -> Mapping[float, PathPoint]:
+        sites = (EMBEDDING,) if _is_tied(model_dir) else TABLES_SITES
+        with recipe_search(model_dir, None, None, lambda step: None, sites) as search:
+            return {bits: search.within_bits(bits) for bits in MIXED_BITS}
+
+    def made(bits: float) -> Quantized:
+        point = points()[bits]
+        model = of_trtc(model_dir, point.recipe).model
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        tables = point.recipe.tables
+        for table, to in ((head, tables.lm_head), (embeddings, tables.embedding)):
+            if to is not None and to.is_quantized:
+                table.weight.data = round_table(table.weight.data, to).values()
+        return Quantized(model, point.bits)
+
+    return made
+
+
+def _is_tied(model_dir: Path) -> bool:
+    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    return bool(config.get("tie_word_embeddings"))
+
+
 def of_trtc(model_dir: Path, scheme: Scheme | FormatRecipe) -> Quantized:
     """A checkpoint of `trtc quantize`, read back as `trtc build` reads it."""
     with tempfile.TemporaryDirectory() as directory:
@@ -239,6 +272,19 @@ def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
             parameters[name].data.copy_(torch.from_numpy(np.array(tensor, np.float32)))
 
 
+def of_tables(model_dir: Path, name: str, rounded: tuple[bool, bool]) -> Quantized:
+    """The lm_head or the embeddings or both in a format, whether they are tied or not."""
+    model, to = load_model(model_dir, "float32"), TABLE_FORMATS[name]
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    narrow = [
+        round_table(table.weight.data, to).values() if is_rounded else table.weight.data.clone()
+        for table, is_rounded in zip((head, embeddings), rounded, strict=True)
+    ]
+    for table, values in zip((head, embeddings), narrow, strict=True):
+        table.weight = torch.nn.Parameter(values, requires_grad=False)
+    return Quantized(model, to.num_bits(*head.weight.shape) / head.weight.numel())
+
+
 def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
     """A weight-only recipe of nvidia-modelopt's, groups of 128, max or searched scales."""
     model = load_model(model_dir, "float32")
@@ -278,11 +324,19 @@ def makers(model_dir: Path) -> dict[str, Callable[[], Quantized]]:
     ours = {name: lambda name=name: of_trtc(model_dir, SCHEMES[name]) for name in TRTC_SCHEMES}
     of_bits = of_recipes(model_dir)
     mixed = {f"mixed {bits}": lambda bits=bits: of_bits(bits) for bits in MIXED_BITS}
+    of_all = of_whole_recipes(model_dir)
+    mixed |= {f"whole {bits}": lambda bits=bits: of_all(bits) for bits in MIXED_BITS}
     theirs = {
         name: lambda algorithm=algorithm: of_modelopt(model_dir, algorithm)
         for name, algorithm in MODELOPT_RECIPES.items()
     }
-    return {**ours, **mixed, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
+    tables = {
+        f"{what} {name}": lambda name=name, which=which: of_tables(model_dir, name, which)
+        for name, to in TABLE_FORMATS.items()
+        for what, which in TABLES.items()
+        if to.is_quantized
+    }
+    return {**ours, **mixed, **tables, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
 
 
 def line(row: Row) -> str:

@@ -8,10 +8,13 @@ EMBEDDING = FusedOp(
     summary="out = (table * table_scale)[token_ids] * scale",
     inputs=(
         Parameter("token_ids", ("M",), ("i32",), role="step"),
-        # u8: int8 in a layout of plugins/layouts.py, V and H of whole blocks.
-        Parameter("table", ("V", "H"), ("f32", "bf16", "i8", "u8"), role="weight"),
-        # Of an int8 table: one a group of group_size columns, in the same layout.
-        Parameter("table_scale", ("V", "G"), ("f32",), role="weight", optional=True),
+        # u8: int8 in a layout of plugins/layouts.py, V and H of whole blocks. u4: codes of
+        # plugins/iq4.py, packed or in tiles in the order of a linear's.
+        Parameter("table", ("V", "H"), ("f32", "bf16", "i8", "u8", "u4"), role="weight"),
+        # Of an int8 or iq4 table: one a group of group_size columns, in the same layout. u8: bytes
+        # of plugins/iq4.py, in the units of scale_unit.
+        Parameter("table_scale", ("V", "G"), ("f32", "u8"), role="weight", optional=True),
+        Parameter("scale_unit", ("V",), ("f32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
@@ -21,7 +24,7 @@ EMBEDDING = FusedOp(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "planes"),
+            choices=("row_major", "packed", "planes", "tiles"),
             cpp_enum="Layout",
         ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),

@@ -46,6 +46,18 @@ def test_its_sizes_are_those_of_the_build(dtype: str, tmp_path: Path) -> None:
     assert not (tmp_path / "e").exists()
 
 
+def test_a_budget_that_no_recipe_meets_is_said_by_target() -> None:
+    request = BuildRequest(str(PYLLAMA), Path("e"), max_bytes=4_000_000)
+    found = dry_run(request)
+    assert not found.builds
+    assert "smallest engine take 4,4" in reasons(found)["cpu"]
+    assert "--max-bytes" in reasons(found)["cuda:sm_90"]
+    assert "one format" in reasons(found)["tensorrt:sm_90"]
+    assert found.least_weights is not None and 4e6 < found.least_weights < 5e6
+    enough = dry_run(BuildRequest(str(PYLLAMA), Path("e"), max_bytes=5_000_000, target="cpu"))
+    assert enough.builds and enough.least_weights == found.least_weights
+
+
 def test_quantised_weights_count_as_calibration_leaves_them() -> None:
     sizes = {
         dtype: dry_run(BuildRequest(str(PYLLAMA), Path("e"), dtype=dtype)).weights

@@ -26,9 +26,11 @@ from tests.support.engines import build_tiny, config_dict
 from tests.support.models import VOCAB_SIZE, tiny_checkpoint
 from tests.support.recipes import in_turn, write_recipe
 from trtc.builder import pipeline
+from trtc.builder.engine_size import engine_bytes
 from trtc.builder.pipeline import BuildResult, build
 from trtc.builder.recipe_budget import FoundRecipe
 from trtc.builder.request import BuildRequest
+from trtc.builder.source import open_source
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.builder.targets.cxx import find_compiler
 from trtc.builder.targets.registry import parse_target
@@ -48,7 +50,7 @@ from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
 from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE, FormatRecipe, read_recipe
-from trtc.quant.site_format import FORMATS
+from trtc.quant.site_format import FORMATS, TABLE_FORMATS, TableFormats
 from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
@@ -229,6 +231,15 @@ def test_every_site_has_the_format_of_the_recipe(mixed: BuildResult) -> None:
     verify_files(mixed.path, manifest)
 
 
+def test_the_size_of_an_engine_is_known_before_its_weights(mixed: BuildResult) -> None:
+    request = request_of(MODEL, mixed.path, max_seq_len=256)
+    recipe = read_recipe(mixed.path / RECIPE_FILE)
+    bytes_of = engine_bytes(request, open_source(request), TARGET)
+    assert bytes_of(recipe) == mixed.manifest.ledger.weights
+    narrow = dataclasses.replace(recipe, tables=TableFormats(None, TABLE_FORMATS["iq4"]))
+    assert bytes_of(narrow) < bytes_of(recipe)
+
+
 def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
     recipe = read_recipe(mixed.path / RECIPE_FILE)
     assert recipe.names == BY_HAND
@@ -247,7 +258,8 @@ def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(tmp_path: Path) -> No
     )
     accuracy, formats = result.manifest.accuracy, result.manifest.scheme.formats
     assert accuracy is not None and accuracy.kl is not None and accuracy.kl <= 0.1
-    assert set(formats) == set(BY_HAND) and "int4" in "".join(formats.values())
+    assert set(formats) == {*BY_HAND, "embed_tokens"} and "int4" in "".join(formats.values())
+    assert result.manifest.scheme.lm_head == result.manifest.scheme.embedding
     assert any("scoring" in step for step in steps)
     frontier = result.report.frontier
     (chosen,) = [point for point in frontier if point.chosen]
@@ -268,7 +280,7 @@ def test_recipes_are_built_until_one_keeps_to_the_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = FormatRecipe({site: FORMATS[name] for site, name in BY_HAND.items()})
-    found = (FoundRecipe(recipe, ()), FoundRecipe(None, ()))
+    found = (FoundRecipe(recipe, ()), FoundRecipe(FormatRecipe({}), ()))
     monkeypatch.setattr(pipeline, "find_recipes", lambda *args, **options: found)
     request = request_of(MODEL, tmp_path / "engine", max_kl=0.01, max_seq_len=256, eval_tokens=512)
     result = build(request, probe=Probe(1), target=TARGET)
@@ -301,6 +313,9 @@ def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
         ({"max_bits": 4.5, "recipe": Path("x")}, "--max-bits: .*--recipe"),
         ({"max_bits": 4.5, "dtype": "int4"}, "--dtype: .*--max-bits"),
         ({"max_bits": 4.0}, "--max-bits: is 4.0"),
+        ({"max_bytes": 0}, "--max-bytes: is 0"),
+        ({"max_bytes": 10**9, "dtype": "int4"}, "--dtype: .*--max-bytes"),
+        ({"max_bytes": 10**9, "recipe": Path("x")}, "--max-bytes: .*--recipe"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(
@@ -399,6 +414,7 @@ def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> No
         ({"dtype": "int4_awq"}, "quantised as fp8"),
         ({"max_kl": 0.1}, "--reference"),
         ({"max_bits": 4.5}, "--max-bits: the checkpoint is quantised already"),
+        ({"max_bytes": 10**9}, "--max-bytes: the checkpoint is quantised already"),
         ({"calib": MODEL / "config.json"}, "quantised already"),
         ({"keep": ("*.o_proj=bf16",)}, "--keep: the checkpoint is quantised already"),
     ):

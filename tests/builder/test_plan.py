@@ -31,9 +31,7 @@ def native(family: str, scheme: str = "fp32", **overrides: int) -> tuple[Module,
     reader, quantization = dummy_checkpoint(spec, named)
     request = GraphRequest(named, named.dtype, LIMITS, quantization, PAGE_SIZE)
     module = build_graph(spec, request, reader)
-    return run_passes(
-        module, cpu_passes(named, reader, exact_activations=False, exact_lm_head=False)
-    )[0], reader
+    return run_passes(module, cpu_passes(named, reader, exact_activations=False))[0], reader
 
 
 def plan_of(family: str, scheme: str = "fp32", **overrides: int) -> Plan:
@@ -213,7 +211,7 @@ def test_fewer_logit_rows_take_less_of_the_arena() -> None:
     scheme = SCHEMES["fp32"]
     reader, _ = dummy_checkpoint(spec, scheme)
     source = build_graph(spec, GraphRequest(scheme, "f32", LIMITS, None, PAGE_SIZE), reader)
-    module, _ = run_passes(source, cuda_passes(scheme, reader, ranks, exact_lm_head=False))
+    module, _ = run_passes(source, cuda_passes(scheme, reader, ranks))
     row = 4 * vocab_size // ranks
     for given, most in ((None, LIMITS.max_num_tokens), (4, 4)):
         plan = make_plan(module, REGISTRY, max_logit_rows=given)

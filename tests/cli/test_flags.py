@@ -24,8 +24,9 @@ FLAGS = {
     "build": """
         --model --revision --output --dry-run --dtype --kv-dtype --target --force --calib --keep
         --eval-text
-        --eval-tokens --recipe --max-bits
-        --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
+        --eval-tokens --recipe --max-bits --max-bytes
+        --max-kl --reference --exact-activations --exact-lm-head --lm-head-dtype
+        --embedding-dtype --exact-weights --dummy-weights
         --max-batch-size
         --max-seq-len --max-num-tokens --page-size --format --grammar --tp --family --threads
         --json

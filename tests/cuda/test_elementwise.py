@@ -11,6 +11,7 @@ from tests.support.elementwise import (
     grid,
     int8_tables,
     into_rows,
+    iq4_tables,
     like,
     rms_norm,
     sliced,
@@ -170,6 +171,13 @@ def test_embedding_converts_and_stays_in_its_table(
 def test_an_int8_table_is_scaled_by_groups(dtype: str) -> None:
     rows_of_groups, *_ = int8_tables(np.random.default_rng(5), dtype, 72)
     assert_close(rows_of_groups, run_lowered(rows_of_groups))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_iq4_table_lies_in_rows_or_tiles(dtype: str) -> None:
+    for call in iq4_tables(np.random.default_rng(8), dtype, 256):
+        if call.attributes["layout"] != "packed":  # which CPU engines have
+            assert_close(call, run_lowered(call))
 
 
 @pytest.mark.parametrize("out_dtype", ["bf16", "f8e4m3"])

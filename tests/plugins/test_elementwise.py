@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.elementwise import ROWS, cpu_grid, grid, like, sliced
+from tests.support.elementwise import ROWS, cpu_grid, grid, iq4_tables, like, sliced
 from tests.support.kernels import (
     KernelCall,
     KernelLibrary,
@@ -11,20 +11,33 @@ from tests.support.kernels import (
     available_isas,
     compile_kernels,
 )
+from tests.support.weights import in_memory
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 GRID = [*grid(), *cpu_grid()]
+IQ4_TABLES = [
+    call
+    for width in (64, 288)
+    for dtype in ("f32", "bf16")
+    for call in iq4_tables(np.random.default_rng(9), dtype, width)
+]
 
 
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return compile_kernels(GRID, request.param)
+    return compile_kernels([*GRID, *map(in_memory, IQ4_TABLES)], request.param)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_kernels_agree_with_references(library, num_threads):
     for call in GRID:
         assert_close(call, library.run(call, num_threads))
+
+
+def test_tables_of_4_bits_are_looked_up_in_rows_and_panels(library):
+    assert {call.attributes["layout"] for call in IQ4_TABLES} == {"row_major", "packed"}
+    for call in IQ4_TABLES:
+        assert_close(call, library.run(in_memory(call)))
 
 
 def test_a_row_does_not_depend_on_the_others(library):

@@ -65,6 +65,15 @@ def test_files_that_are_no_recipes_are_refused(content: str, message: str, tmp_p
         read_recipe(path)
 
 
+def test_a_recipe_may_have_tables(tmp_path: Path) -> None:
+    sites = {**GOOD, "lm_head": "iq4", "embed_tokens": "int8_g128"}
+    recipe = read_recipe(write_recipe(tmp_path / "recipe.json", sites))
+    assert recipe.names == sites and list(recipe.of_linears(SHAPES)) == list(SHAPES)
+    wrong = write_recipe(tmp_path / "wrong.json", {**GOOD, "lm_head": "int8"})
+    with pytest.raises(RequestError, match=r"'int8' of site 'lm_head'.*iq4, iq4_g16, int8_g128"):
+        read_recipe(wrong)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"nowhere\.json"):
         read_recipe(tmp_path / "nowhere.json")

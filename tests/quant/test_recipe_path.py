@@ -69,6 +69,15 @@ def test_the_best_gain_for_a_bit_comes_first() -> None:
     assert third.recipe.names[gate_up] == "int4_g32" and third.predicted == 0
 
 
+def test_tables_have_formats_of_their_own_and_need_no_scores() -> None:
+    shapes = {**SHAPES, "lm_head": (1024, 256)}
+    path = recipe_path(shapes, {("lm_head", "iq4"): 1.0}, (*FORMATS, "iq4", "iq4_g16"))
+    assert path[0].recipe.names["lm_head"] == "iq4"
+    assert path[0].recipe.tables.lm_head is not None and path[0].recipe.tables.embedding is None
+    assert path[1].recipe.names["lm_head"] == "iq4_g16"
+    assert "lm_head" not in path[1].recipe.formats
+
+
 def test_of_too_few_bits_the_narrowest_is_left() -> None:
     path = recipe_path(SHAPES, {}, FORMATS)
     assert within_bits(path, SHAPES, {}, 4.0) == path[0]

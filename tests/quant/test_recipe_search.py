@@ -10,9 +10,9 @@ from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.models import VOCAB_SIZE
 from trtc.quant.calibrate import recipe_search
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.recipe import FormatRecipe
+from trtc.quant.recipe import FormatRecipe, recipe_named
 from trtc.quant.recipe_search import RecipeSearch
-from trtc.quant.site_format import BF16, FORMATS, site_of
+from trtc.quant.site_format import BF16, TABLES, site_of
 
 IDS = np.random.default_rng(7).integers(3, VOCAB_SIZE, (8, 32)).astype(np.int32)
 HELDOUT = TokenSet("ids", "", tuple(IDS))
@@ -26,14 +26,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def search(inputs: tuple[Path, Path]) -> Iterator[RecipeSearch]:
-    with recipe_search(*inputs, HELDOUT, lambda step: None) as found:
+    with recipe_search(*inputs, HELDOUT, lambda step: None, TABLES) as found:
         yield found
 
 
 def only(search: RecipeSearch, site: str, name: str) -> FormatRecipe:
     """One site in a format, all others unquantised."""
-    sites = dict.fromkeys((site_of(linear) for linear in search.shapes), BF16)
-    return FormatRecipe({**sites, site: FORMATS[name]})
+    sites = dict.fromkeys((site_of(linear) for linear in search.shapes), BF16.name)
+    return recipe_named({**sites, site: name})
 
 
 def test_scores_rank_as_measured_divergences_do(search: RecipeSearch) -> None:
@@ -42,6 +42,10 @@ def test_scores_rank_as_measured_divergences_do(search: RecipeSearch) -> None:
     scores = [search.scores[key] for key in keys]
     ranks = [np.argsort(np.argsort(values)) for values in (scores, measured)]
     assert np.corrcoef(ranks[0], ranks[1])[0, 1] > 0.9, "Spearman's correlation"
+    for table in TABLES:
+        of_table = [(scores[at], measured[at]) for at, key in enumerate(keys) if key[0] == table]
+        assert len(of_table) == 2, "iq4_g16 and int8_g128"
+        assert all(0.3 < score / found < 3 for score, found in of_table)
     assert 0.3 < sum(scores) / sum(measured) < 3
 
 
@@ -70,7 +74,7 @@ def test_the_same_inputs_give_the_same_recipes(
     search: RecipeSearch, inputs: tuple[Path, Path]
 ) -> None:
     steps: list[str] = []
-    with recipe_search(*inputs, HELDOUT, lambda step: steps.append(str(step))) as again:
+    with recipe_search(*inputs, HELDOUT, lambda step: steps.append(str(step)), TABLES) as again:
         assert again.scores == search.scores
         assert again.within_bits(5.0) == search.within_bits(5.0)
     assert any("rounding all linears to iq4_g16" in step for step in steps)

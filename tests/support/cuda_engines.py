@@ -122,7 +122,7 @@ def lower_ranks(
     engine = _lower(family, scheme, directory, None, 90, ranks, overrides)
     meeting = Meeting(ranks)
     opened = [engine.open(rank, meeting.exchange_of(rank)) for rank in range(ranks)]
-    whole, _ = run_passes(engine.source, cuda_passes(scheme, engine.reader, exact_lm_head=False))
+    whole, _ = run_passes(engine.source, cuda_passes(scheme, engine.reader))
     executors, launched = zip(*opened, strict=True)
     return LoweredRanks(executors, Evaluator(whole, engine.reader), whole.kv, launched)
 

@@ -6,8 +6,11 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
-from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
+from trtc.plugins.iq4 import scales_of
+from trtc.plugins.layouts import MOST_IN_PLANES, nibbles_of, pack, pack_columns, pack_planes
 from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.plugins.tiles import CHANNELS, tile
 
 ROWS = 7
 # A multiple of no vector length; more than one of each; and a real model's.
@@ -188,6 +191,35 @@ def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[Kernel
         )
         for layout, table, table_scales in tables
     ]
+
+
+def iq4_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
+    """The same of 4-bit codes in groups of 32; packed and, where they are whole, in tiles."""
+    codes = rng.integers(0, 16, (32, width)).astype(NUMPY_DTYPES["u4"])
+    scales = rng.integers(0, 256, (32, -(-width // 32))).astype(np.uint8)
+    unit = np.exp2(rng.integers(-3, 3, 32)).astype(np.float32)
+    tables = [("row_major", codes, scales)]
+    if width % 8 == 0:
+        packed = nibbles_of(pack(codes, "iq4")).reshape(codes.shape)
+        tables.append(("packed", packed, pack_columns(scales)))
+    if width % CHANNELS == 0:
+        tables.append(("tiles", tile(codes, CHANNELS), tile(scales, 1)))
+    lookups = [
+        KernelCall(
+            REGISTRY["embedding"],
+            {"scale": 2.25, "group_size": 32, "layout": layout, "out_dtype": dtype},
+            {
+                "token_ids": np.array([31, 0, 17, 17], np.int32),
+                "table": table,
+                "table_scale": table_scales,
+                "scale_unit": unit,
+            },
+        )
+        for layout, table, table_scales in tables
+    ]
+    plain = dict(lookups[0].inputs) | {"scale_unit": None}
+    plain["table_scale"] = scales_of(scales, unit[:, None])
+    return [*lookups, KernelCall(lookups[0].op, lookups[0].attributes, plain)]
 
 
 def cpu_grid() -> list[KernelCall]:

@@ -56,9 +56,7 @@ class EvaluatedExecutor(ExecutorSizes):
 
     def __init__(self, kind: Tiny, rank: int = 0, ranks: int = 1, mesh: Mesh | None = None) -> None:
         module, reader = tiny(kind)
-        module, _ = run_passes(
-            module, cuda_passes(scheme_of(kind), reader, ranks, exact_lm_head=False)
-        )
+        module, _ = run_passes(module, cuda_passes(scheme_of(kind), reader, ranks))
         exchange: Exchange = alone if mesh is None else mesh.exchange
         self._run = Evaluator(module_of_rank(module, rank), reader, exchange).run
         vocab_size = module.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value

@@ -46,11 +46,16 @@ class KernelCall:
     optional_outputs: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Logical shapes of inputs that are stored otherwise: packed weights."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Element types of those."""
 
     @property
     def types(self) -> dict[str, TensorType]:
         return {
-            name: TensorType(_DTYPE_NAMES[array.dtype], self.shapes.get(name, array.shape))
+            name: TensorType(
+                self.dtypes.get(name) or _DTYPE_NAMES[array.dtype],
+                self.shapes.get(name, array.shape),
+            )
             for name, array in self.inputs.items()
             if array is not None
         }

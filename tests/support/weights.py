@@ -78,4 +78,15 @@ def in_memory(call: KernelCall) -> KernelCall:
     }
     packed = {name: codes[..., 0::2] | (codes[..., 1::2] << 4) for name, codes in nibbles.items()}
     shapes = {name: array.shape for name, array in narrow.items()}
-    return replace(call, inputs={**call.inputs, **packed}, shapes={**call.shapes, **shapes})
+    dtypes = {
+        name: dtype
+        for name, array in narrow.items()
+        for dtype in _NIBBLES
+        if array.dtype == NUMPY_DTYPES[dtype]
+    }
+    return replace(
+        call,
+        inputs={**call.inputs, **packed},
+        shapes={**call.shapes, **shapes},
+        dtypes={**call.dtypes, **dtypes},
+    )

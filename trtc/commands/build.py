@@ -13,8 +13,10 @@ from trtc.commands.values import one_of
 from trtc.plugins.cpu.isa import ISAS
 from trtc.plugins.gpu.arch import ARCHS, RTX_SMS
 from trtc.protos.answer_formats import ANSWER_FORMATS
+from trtc.protos.byte_size import parse_bytes
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.quant.scheme import BUILDABLE
+from trtc.quant.site_format import TABLE_FORMATS
 
 _DEFAULTS = BuildRequest(model="", output=Path())
 _TARGETS = (
@@ -79,6 +81,12 @@ _TARGETS = (
     help="Find the best recipe that takes at most so many bits a weight, scales included.",
 )
 @click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    help="Find the best recipe whose engine's weights take at most so much, as in 5GB or 4.5GiB; "
+    "with --tp, on each GPU.",
+)
+@click.option(
     "--reference", metavar="MODEL", help="Unquantised checkpoint to measure a quantised one by."
 )
 @click.option(
@@ -91,6 +99,20 @@ _TARGETS = (
     is_flag=True,
     help="Keep a quantised model's lm_head in bf16; otherwise it is int8 on CPUs, and beside 4-bit "
     "weights on GPUs.",
+)
+@click.option(
+    "--lm-head-dtype",
+    metavar="FORMAT",
+    shell_complete=one_of(tuple(TABLE_FORMATS)),
+    help=f"One of {', '.join(TABLE_FORMATS)}, whatever --dtype is. Where embeddings are tied, of "
+    "the table that both are. Default: int8_g128 on CPUs, and beside 4-bit weights on GPUs, of a "
+    "quantised model; else bf16.",
+)
+@click.option(
+    "--embedding-dtype",
+    metavar="FORMAT",
+    shell_complete=one_of(tuple(TABLE_FORMATS)),
+    help="The same of the table of embeddings. Default: bf16.",
 )
 @click.option(
     "--exact-weights",
@@ -164,6 +186,7 @@ def command(
     as_json: bool,
     dry_run: bool,
     grammars: tuple[str, ...],
+    max_bytes: str | None,
     **options: object,
 ) -> None:
     """Compile a checkpoint into an engine."""
@@ -175,6 +198,8 @@ def command(
     if options["output"] is None and not dry_run:
         raise RequestError("is missing", field="--output", remedy="Give the engine's directory")
     options["output"] = options["output"] or Path()
+    if max_bytes is not None:
+        options["max_bytes"] = parse_bytes(max_bytes, "--max-bytes")
     request = BuildRequest(**options, grammars=parse_grammars(grammars))  # type: ignore[arg-type]
     if dry_run:
         _dry_run(request, as_json)

@@ -32,6 +32,8 @@ def _rows(found: DryRun) -> list[tuple[str, str]]:
             f"{found.max_seq_len:,} tokens",
         ),
     ]
+    if found.least_weights is not None:
+        rows.insert(5, ("recipes from", f"{found.least_weights / 1e9:.2f} GB"))
     for gigabytes, tokens in found.tokens_beside_weights.items():
         room = f"room for about {tokens:,} tokens of KV cache" if tokens else "too small"
         rows.append((f"GPU of {gigabytes} GB", room))

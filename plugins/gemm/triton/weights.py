@@ -254,11 +254,15 @@ def group_scales(
 ):
     """The same of scales, in f32; bytes are those of plugins/iq4.py, in their unit."""
     found = group_values(scales, column, begin, DEPTH, GROUP, TILES)
-    if scales.dtype.element_ty == tl.uint8:
-        code = found.to(tl.int32)
-        bits = ((code & 128) << 24) | ((code & 127) << 19) | (120 << 23)
-        found = bits.to(tl.float32, bitcast=True)
-    return found
+    return iq4_scale(found) if scales.dtype.element_ty == tl.uint8 else found
+
+
+@triton.jit
+def iq4_scale(byte):
+    """The scales f32 that bytes of plugins/iq4.py are, in their unit."""
+    code = byte.to(tl.int32)
+    bits = ((code & 128) << 24) | ((code & 127) << 19) | (120 << 23)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -164,9 +164,7 @@ def hand(dtype: str, case: str) -> Module:
 def test_each_of_several_ranks_has_some_columns_of_both(scheme: str) -> None:
     kind = Tiny(scheme)
     module, reader = tiny(kind)
-    sharded, _ = run_passes(
-        module, cuda_passes(scheme_of(kind), reader, ranks=2, exact_lm_head=False)
-    )
+    sharded, _ = run_passes(module, cuda_passes(scheme_of(kind), reader, ranks=2))
     assert ops(sharded)["trtc.gated_linear"] == kind.layers and not ops(sharded)["trtc.swiglu"]
     for node in nodes(sharded, "gated_linear"):
         assert attributes(node)["I"] == WIDTH // 2

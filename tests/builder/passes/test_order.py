@@ -22,6 +22,7 @@ from trtc.builder.passes.order import NATIVE_PASSES, cpu_passes, cuda_passes
 from trtc.builder.plan import make_plan
 from trtc.plugins.registry import REGISTRY
 from trtc.quant.scheme import SCHEMES
+from trtc.quant.site_format import BF16, TableFormats
 
 FEATURES = [
     Tiny(),
@@ -51,9 +52,14 @@ NARROW = [
 ]
 
 
+def tables_of(is_exact: bool) -> TableFormats:
+    """An lm_head in bf16, or as the target has it."""
+    return TableFormats(BF16) if is_exact else TableFormats()
+
+
 def lowered(kind: Tiny, *, exact: bool = True) -> tuple[Module, Module]:
     module, reader = tiny(kind)
-    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact)
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, tables=tables_of(exact))
     result, changed = run_passes(module, passes)
     assert changed
     make_plan(result, REGISTRY)
@@ -129,7 +135,9 @@ def test_narrow_activations_and_lm_head_are_choices(
 ) -> None:
     kind = Tiny(scheme)
     module, reader = tiny(kind)
-    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact_head)
+    passes = cpu_passes(
+        scheme_of(kind), reader, exact_activations=exact, tables=tables_of(exact_head)
+    )
     *layers, head = nodes(run_passes(module, passes)[0], "linear")
     narrows = scheme in ("fp8", "int4_awq", "w4a8_awq") and not exact_head
     assert (attributes(head)["weight_dtype"] == "i8") is narrows
@@ -151,7 +159,7 @@ def test_on_gpus_the_lm_head_is_int8_beside_4_bit_weights(
 ) -> None:
     kind = Tiny(scheme, tied=True)
     module, reader = tiny(kind)
-    passes = cuda_passes(scheme_of(kind), reader, ranks, exact_lm_head=exact_head)
+    passes = cuda_passes(scheme_of(kind), reader, ranks, tables=tables_of(exact_head))
     result, _ = run_passes(module, passes)
     head, lookup = nodes(result, "linear")[-1], nodes(result, "embedding")[0]
     narrows = scheme == "int4_awq" and not exact_head
@@ -163,7 +171,7 @@ def test_on_gpus_the_lm_head_is_int8_beside_4_bit_weights(
 def test_exact_weights_keep_all_bits_of_bf16(exact: bool) -> None:
     kind = Tiny("bf16")
     module, reader = tiny(kind)
-    options = {"exact_activations": False, "exact_lm_head": False, "exact_weights": exact}
+    options = {"exact_activations": False, "exact_weights": exact}
     result, _ = run_passes(module, cpu_passes(scheme_of(kind), reader, **options))
     layouts = {attributes(node)["layout"] for node in nodes(result, "linear")}
     assert ("compact" in layouts) is not exact
@@ -181,8 +189,8 @@ def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
 def test_names_are_unique_and_requirements_are_met(scheme: str) -> None:
     named, reader = SCHEMES[scheme], tiny(Tiny())[1]
     for passes in (
-        cpu_passes(named, reader, exact_activations=False, exact_lm_head=False),
-        cuda_passes(named, reader, ranks=2, exact_lm_head=False),
+        cpu_passes(named, reader, exact_activations=False),
+        cuda_passes(named, reader, ranks=2),
     ):
         names = [step.name for step in passes]
         assert len(set(names)) == len(names)
@@ -197,6 +205,6 @@ def test_weights_of_a_large_model_are_never_loaded() -> None:
     reader.shapes.clear()
     result, _ = run_passes(
         module,
-        cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True, exact_lm_head=True),
+        cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True),
     )
     assert ops(result)["trtc.linear"] == 32 * 4 + 1

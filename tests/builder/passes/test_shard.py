@@ -57,7 +57,7 @@ def both(kind: Tiny, ranks: int = 2) -> tuple[Module, Module, Tensors]:
 
 def before_shard(scheme: Scheme, reader: TensorReader, ranks: int) -> tuple[Pass, ...]:
     """The passes of a model of several ranks up to the one that shards it."""
-    passes = cuda_passes(scheme, reader, ranks, exact_lm_head=False)
+    passes = cuda_passes(scheme, reader, ranks)
     shard = next(at for at, one in enumerate(passes) if isinstance(one, ShardOverRanks))
     return passes[:shard]
 

@@ -112,7 +112,7 @@ def scheme_of(kind: Tiny) -> Scheme:
 
 def tiny(kind: Tiny) -> tuple[Module, Tensors]:
     """The source graph, and the checkpoint that its recipes read."""
-    spec = _spec(kind)
+    spec = spec_of(kind)
     reader = Tensors()
     reader.shapes = _shapes(spec, kind)
     scheme = scheme_of(kind)
@@ -131,7 +131,7 @@ def tiny(kind: Tiny) -> tuple[Module, Tensors]:
     return build_graph(spec, request, reader), reader
 
 
-def _spec(kind: Tiny) -> DecoderSpec:
+def spec_of(kind: Tiny) -> DecoderSpec:
     return DecoderSpec(
         family="tiny",
         architecture="TinyForCausalLM",

@@ -1,0 +1,57 @@
+"""An lm_head or a table of embeddings in 4 bits, rounded to nearest with searched scales."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trtc.plugins.iq4 import codes_of
+from trtc.protos.errors import CheckpointError
+from trtc.quant.code_grid import IQ4
+from trtc.quant.gptq import Rounded, search_scales
+from trtc.quant.nearest import round_to_nearest
+from trtc.quant.site_format import SiteFormat
+
+_SLICE_ELEMENTS = 1 << 22
+Array = NDArray[Any]
+
+
+def round_table(weight: torch.Tensor, to: SiteFormat) -> Rounded:
+    """Round a table [N, K] to codes and scales on the CPU, some rows at a time.
+
+    Rows of 4 bits have a unit of scales each: those of rare tokens are small.
+
+    Args:
+        weight: of any floating-point type, K a multiple of the format's groups.
+    """
+    rows = max(1, _SLICE_ELEMENTS // weight.shape[1])
+    parts = [_rounded(part.float(), to).on_cpu() for part in torch.split(weight, rows)]
+    return Rounded(
+        torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    )
+
+
+def _rounded(weight: torch.Tensor, to: SiteFormat) -> Rounded:
+    if to.weight != "iq4":
+        return round_to_nearest(weight, to)
+    assert to.group_size is not None
+    scales, _ = search_scales(weight, to.group_size, IQ4, by_row=True)
+    groups = weight.reshape(*scales.shape, -1)
+    numbers = IQ4.round(groups / scales[..., None]).to(torch.int8).reshape(weight.shape)
+    return Rounded(numbers, scales)
+
+
+def iq4_table(weight: Array, group_size: int) -> tuple[Array, Array]:
+    """Codes u8 [N, K] of plugins/iq4.py, and scales [N, K / group_size] f32, of a table.
+
+    Raises:
+        CheckpointError: a value is NaN or infinite.
+    """
+    values = torch.from_numpy(weight.astype(np.float32))
+    if not bool(values.isfinite().all()):
+        raise CheckpointError(
+            "a weight holds NaN or infinity", remedy="Quantise the checkpoint again"
+        )
+    rounded = _rounded(values, SiteFormat("iq4", "iq4", group_size))
+    return codes_of(rounded.codes.numpy()), rounded.scales.numpy()
