@@ -49,7 +49,7 @@ class FoundRecipe:
 
 def find_recipes(
     model_dir: Path,
-    calibration: Path | None,
+    calibration: str | Path | None,
     heldout: TokenSet | None,
     budget: Budget,
     bytes_of: Bytes,

@@ -10,6 +10,7 @@ from trtc.builder.grammar_files import GrammarFile
 from trtc.protos.answer_formats import answer_format
 from trtc.protos.errors import RequestError
 from trtc.protos.kv import KvDType
+from trtc.quant.calibration_mixture import parse_calibration
 from trtc.quant.calibration_text import MIN_EVAL_TOKENS
 from trtc.quant.keep import KEPT_DTYPE, parse_keep
 from trtc.quant.scheme import BUILDABLE, scheme_named
@@ -42,8 +43,8 @@ class BuildRequest:
     machine."""
     force: bool = False
     """Replace an engine that is there already."""
-    calib: Path | None = None
-    """Calibration text; None: the text that ships with trtc."""
+    calib: str | Path | None = None
+    """Calibration text: a file, or `FILE:SHARE,...`; None: the text that ships with trtc."""
     max_kl: float | None = None
     """Nats a token, against the unquantised model. More fails the build; where nothing says how
     linears are stored, the build finds a recipe that keeps to it."""
@@ -132,6 +133,8 @@ class BuildRequest:
 
     def _check_quantisation(self) -> None:
         parse_keep(self.keep)
+        if self.calib is not None:
+            parse_calibration(self.calib)
         self._check_tables()
         if self.recipe is not None:
             self._check_recipe()

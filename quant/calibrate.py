@@ -12,15 +12,12 @@ from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration import CalibrationJob, Calibrator
+from trtc.quant.calibration_mixture import Mixture, read_calibration, tokenize_mixture
 from trtc.quant.calibration_text import (
     MIN_TOKENS,
     TOKENIZER_FILE,
     WINDOW,
-    Texts,
     TokenSet,
-    default_calibration,
-    read_texts,
-    tokenize,
 )
 from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
@@ -73,7 +70,7 @@ def quantize_checkpoint(
     model_dir: Path,
     scheme: Scheme | FormatRecipe,
     kv_dtype: KvDType,
-    calibration: Path | None,
+    calibration: str | Path | None,
     output_dir: Path,
     progress: Progress,
     heldout: TokenSet | None = None,
@@ -86,7 +83,8 @@ def quantize_checkpoint(
     Args:
         scheme: one with a calibration; or a recipe, a copy of which is written beside.
         kv_dtype: f8e4m3 adds scales for an FP8 KV cache.
-        calibration: .jsonl or text; None for the text that ships with trtc.
+        calibration: .jsonl or text, or several with shares (quant/calibration_mixture.py); None for
+            the text that ships with trtc.
         output_dir: made if absent; its files are overwritten.
         heldout: tokens to measure the layers on, of which a part is taken; None: of the text that
             ships with trtc.
@@ -106,7 +104,7 @@ def quantize_checkpoint(
             remedy=f"Use one of {', '.join(calibrated)}",
         )
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
-    texts = default_calibration() if calibration is None else read_texts(calibration)
+    texts = read_calibration(calibration)
     plan = _planned(model_dir, scheme, kv_dtype, keep)
     progress(Step("loading the checkpoint"))
     model = load_model(model_dir, "bfloat16")
@@ -137,7 +135,7 @@ class _Plan:
 @contextmanager
 def recipe_search(
     model_dir: Path,
-    calibration: Path | None,
+    calibration: str | Path | None,
     heldout: TokenSet | None,
     progress: Progress,
     tables: Sequence[str] = (),
@@ -156,7 +154,7 @@ def recipe_search(
         CalibrationError: text that is too small or unreadable.
         CheckpointError: a damaged checkpoint.
     """
-    texts = default_calibration() if calibration is None else read_texts(calibration)
+    texts = read_calibration(calibration)
     from trtc.quant.experts import separate_experts
     from trtc.quant.linears import mark_starved
     from trtc.quant.recipe_search import RecipeSearch
@@ -219,7 +217,7 @@ def _quantize(
     model: Any,
     model_dir: Path,
     plan: _Plan,
-    texts: Texts,
+    texts: Mixture,
     output_dir: Path,
     progress: Progress,
     heldout: TokenSet | None,
@@ -253,20 +251,14 @@ def _quantize(
 
 
 def _calibration_set(
-    model: Any, model_dir: Path, texts: Texts, window: int, max_tokens: int
+    model: Any, model_dir: Path, texts: Mixture, window: int, max_tokens: int
 ) -> TokenSet:
-    if texts.source == "default" and not (model_dir / TOKENIZER_FILE).is_file():
+    if texts.is_default and not (model_dir / TOKENIZER_FILE).is_file():
         length = min(window, SELF_SAMPLE_LENGTH)
         count = 2 * MIN_TOKENS // length
         return sample_sequences(model, count=count, length=length, seed=_CALIBRATION_SEED)
-    return tokenize(
-        texts,
-        model_dir,
-        model.config.get_text_config().vocab_size,
-        window=window,
-        max_tokens=max_tokens,
-        min_tokens=MIN_TOKENS,
-    )
+    vocab_size = model.config.get_text_config().vocab_size
+    return tokenize_mixture(texts, model_dir, vocab_size, window=window, max_tokens=max_tokens)
 
 
 def _copy_files(model_dir: Path, output_dir: Path) -> None:

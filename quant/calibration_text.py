@@ -44,14 +44,27 @@ Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
+class Chat:
+    """A conversation, which the model's chat template makes text of."""
+
+    messages: tuple[tuple[str, str], ...]
+    """(role, content)."""
+    line: int
+    """Of its file."""
+
+
+Sample = str | tuple[int, ...] | Chat
+
+
+@dataclass(frozen=True)
 class Texts:
-    """Samples as read: text, or token ids where the file gives those."""
+    """Samples as read: text, or token ids or conversations where the file gives those."""
 
     source: str
     """The file's name, or `default`."""
     sha256: str
     """Of the file's bytes."""
-    samples: tuple[str | tuple[int, ...], ...]
+    samples: tuple[Sample, ...]
     """Distinct, in the file's order."""
 
 
@@ -72,13 +85,20 @@ _TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 """Validates the arrays alone; whether the model has these ids is checked later."""
 
 
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
 class _Record(msgspec.Struct, frozen=True):
     text: str | None = None
     token_ids: tuple[_TokenId, ...] | None = None
+    messages: tuple[_Message, ...] | None = None
 
 
 def read_texts(path: Path, option: str = "--calib") -> Texts:
-    """Read samples: .jsonl with a "text" (or "token_ids") a line, anything else as one plain text.
+    """Read samples: .jsonl with a "text" (or "token_ids", or "messages" of a "role" and a "content"
+    each) a line, anything else as one plain text.
 
     Repeated samples count once.
 
@@ -140,7 +160,7 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[int, str]]:
         read += len(text)
 
 
-def _records(lines: Iterator[tuple[int, str]], where: str) -> Iterator[str | tuple[int, ...]]:
+def _records(lines: Iterator[tuple[int, str]], where: str) -> Iterator[Sample]:
     for number, line in lines:
         if not line.strip():
             continue
@@ -156,12 +176,15 @@ def _records(lines: Iterator[tuple[int, str]], where: str) -> Iterator[str | tup
             raise CalibrationError(
                 f'line {number} is not JSON with a "text" ({error})', field=where
             ) from error
-        sample = record.text if record.text is not None else record.token_ids
+        sample: Sample | None = record.text if record.text is not None else record.token_ids
+        if sample is None and record.messages:
+            said = tuple((message.role, message.content) for message in record.messages)
+            sample = Chat(said, number)
         if sample is None:
             raise CalibrationError(
                 f'line {number} has no "text"',
                 field=where,
-                remedy='Every line is an object with a "text", or with "token_ids"',
+                remedy='Every line is an object with a "text", "messages" or "token_ids"',
             )
         if sample:
             yield sample
@@ -188,6 +211,18 @@ def tokenize(
     Raises:
         CalibrationError: too few tokens; ids beyond the vocabulary; text without a tokenizer.
     """
+    stream = token_stream(texts, model_dir, vocab_size, min_tokens=min_tokens, option=option)
+    return TokenSet(texts.source, texts.sha256, cut(stream, window, max_tokens, tail=tail))
+
+
+def token_stream(
+    texts: Texts, model_dir: Path, vocab_size: int, *, min_tokens: int, option: str = "--calib"
+) -> Int32s:
+    """All tokens of a text, sample after sample.
+
+    Raises:
+        CalibrationError: as `tokenize`.
+    """
     field = option if texts.source == "default" else f"{option} {texts.source}"
     stream = _stream(texts, model_dir, field)
     if len(stream) * _distinct_share(texts) < min_tokens:
@@ -205,25 +240,35 @@ def tokenize(
             field=field,
             remedy="Tokenizer and weights must be of one model",
         )
-    return TokenSet(texts.source, texts.sha256, _windows(stream, window, max_tokens, tail))
+    return stream
 
 
 def _distinct_share(texts: Texts) -> float:
-    """Share of the text's characters in lines that were not there before."""
+    """Share of the text's characters in lines that were not there before. Conversations may begin
+    alike."""
     lines = [line for s in texts.samples if isinstance(s, str) for line in s.splitlines()]
     total = sum(map(len, lines))
     return sum(map(len, set(lines))) / total if total else 1.0
 
 
 def _stream(texts: Texts, model_dir: Path, field: str) -> Int32s:
-    encoded = [sample for sample in texts.samples if not isinstance(sample, str)]
+    encoded = [sample for sample in texts.samples if isinstance(sample, tuple)]
     written = [sample for sample in texts.samples if isinstance(sample, str)]
     if written:
         encoded += _encode(written, model_dir, field)
+    chats = [sample for sample in texts.samples if isinstance(sample, Chat)]
+    if chats:
+        from trtc.quant.chat_text import chat_texts
+
+        # The template writes the special tokens.
+        rendered = chat_texts(chats, model_dir, field)
+        encoded += _encode(rendered, model_dir, field, add_special_tokens=False)
     return np.fromiter((i for sample in encoded for i in sample), np.int32)
 
 
-def _encode(written: Sequence[str], model_dir: Path, field: str) -> list[tuple[int, ...]]:
+def _encode(
+    written: Sequence[str], model_dir: Path, field: str, *, add_special_tokens: bool = True
+) -> list[tuple[int, ...]]:
     file = model_dir / TOKENIZER_FILE
     if not file.is_file():
         raise CalibrationError(
@@ -244,10 +289,12 @@ def _encode(written: Sequence[str], model_dir: Path, field: str) -> list[tuple[i
         tokenizer: Any = Tokenizer.from_buffer(read_file(file, MAX_JSON_BYTES))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(written))]
+        encodings = tokenizer.encode_batch(list(written), add_special_tokens=add_special_tokens)
+        return [tuple(encoding.ids) for encoding in encodings]
 
 
-def _windows(stream: Int32s, window: int, max_tokens: int, tail: bool) -> tuple[Int32s, ...]:
+def cut(stream: Int32s, window: int, max_tokens: int, *, tail: bool = False) -> tuple[Int32s, ...]:
+    """Windows of a stream, spread evenly; see `tokenize`."""
     count = max(1, len(stream) // window)
     needed = -(-max_tokens // window) if tail else max_tokens // window
     wanted = min(count, max(1, needed))

@@ -62,7 +62,8 @@ def build(
             None: the best for this machine.
         force: replace an engine that is there already.
         revision: branch, tag or commit of a model on the hub; None: its main branch.
-        calib: file of calibration text; None: the text that ships with trtc.
+        calib: file of calibration text, or `"a.jsonl:0.5,b.txt"`: several, with their shares of the
+            tokens; None: the text that ships with trtc.
         recipe: file with a format for every site of the model, instead of `dtype`.
         keep: `GLOB=bf16` each: linears, by their names in Transformers, that calibration does not
             quantise.
@@ -118,7 +119,7 @@ def build(
         kv_dtype=kv_dtype,
         target=target,
         force=force,
-        calib=None if calib is None else Path(calib),
+        calib=calib,
         max_kl=max_kl,
         max_bits=max_bits,
         max_bytes=parse_bytes(max_bytes, "max_bytes") if isinstance(max_bytes, str) else max_bytes,

@@ -13,8 +13,9 @@ model_options = together(
 calibration_options = together(
     click.option(
         "--calib",
-        type=click.Path(path_type=Path),
-        help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
+        metavar="FILE[:SHARE],...",
+        help="Calibration text (.jsonl or plain), or several files and their shares of the tokens, "
+        "as in a.jsonl:0.5,b.txt. Default: text that ships with trtc.",
     ),
     click.option(
         "--recipe",

@@ -61,7 +61,7 @@ def command(
     output: Path,
     dtype: str | None,
     kv_dtype: str,
-    calib: Path | None,
+    calib: str | None,
     recipe: Path | None,
     keep: tuple[str, ...],
     force: bool,
