@@ -138,13 +138,13 @@ def build(
         for note in job.notes:
             notice(note)
         work = stack.enter_context(workspace(request.output, force=request.force))
-        judged, report = _first_that_fits(_attempts(job), work)
+        judged, report = _first_that_fits(_attempts(job, work), work)
         progress(Step("publishing"))
         final = publish(work, judged, force=request.force, known=judged.files)
     return BuildResult(request.output, final, report, time.monotonic() - began)
 
 
-def _attempts(job: _Job) -> tuple[_Job, ...]:
+def _attempts(job: _Job, work: Staging) -> tuple[_Job, ...]:
     """What to build: the job as it is; or, with a budget, recipes for it from narrow to wide."""
     request, source = job.request, job.source
     if not _searches(request, source, job.target):
@@ -156,6 +156,7 @@ def _attempts(job: _Job) -> tuple[_Job, ...]:
         Budget(request.max_bits, request.max_bytes, request.max_kl),
         engine_bytes(request, source, job.target),
         open_tables(source.spec, source.tables),
+        work.journal,
         job.progress,
     )
     return tuple(
@@ -405,6 +406,7 @@ def _calibrate(job: _Job, work: Staging) -> CalibrationFacts | None:
         job.progress,
         job.texts,
         parse_keep(job.request.keep),
+        work.journal,
     )
 
 

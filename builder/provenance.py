@@ -15,6 +15,7 @@ from trtc.builder.request import BuildRequest
 from trtc.protos.errors import CheckpointError
 from trtc.protos.files import UnreadableError, open_regular
 from trtc.protos.manifest import Provenance
+from trtc.quant.calibration_mixture import parse_calibration
 from trtc.version import __version__
 
 _PACKAGES = (
@@ -102,7 +103,13 @@ def _options(request: BuildRequest) -> dict[str, str]:
 
 
 def _text(name: str, value: object) -> str:
-    """A reference is a model: a directory's name, or the hub's."""
+    """A reference is a model: a directory's name, or the hub's. Calibration files go by name."""
+    if name == "calib" and isinstance(value, str):
+        files = parse_calibration(value)
+        return ",".join(
+            one.path.name if len(files) == 1 else f"{one.path.name}:{one.share:.3g}"
+            for one in files
+        )
     if name == "reference" and isinstance(value, str) and Path(value).is_dir():
         return Path(value).resolve().name
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -54,6 +54,7 @@ def find_recipes(
     budget: Budget,
     bytes_of: Bytes,
     tables: tuple[str, ...],
+    journal: Path | None,
     progress: Progress,
 ) -> tuple[FoundRecipe, ...]:
     """The recipes to build until one fits, from narrow to wide, the unquantised model the last.
@@ -65,11 +66,12 @@ def find_recipes(
         heldout: what divergences are measured on.
         bytes_of: asked where the budget is of bytes.
         tables: sites of tables that get a format as well.
+        journal: as of `quantize_checkpoint`.
 
     Raises:
         AccuracyError: no recipe is as small as the budget.
     """
-    with recipe_search(model_dir, calibration, heldout, progress, tables) as search:
+    with recipe_search(model_dir, calibration, heldout, progress, tables, journal) as search:
         if budget.is_size:
             point = within_size(search, budget, bytes_of, progress)
             progress(Step(f"found a recipe of {point.bits:.3f} bits a weight"))

@@ -5,10 +5,12 @@ A writer works in a hidden directory on the output's file system, and holds a lo
     .<output>.partial/lock        held while the writer lives
     .<output>.partial/new         becomes <output>
     .<output>.partial/scratch     what is needed on the way
+    .<output>.partial/journal     what a writer that is killed or interrupted leaves to the next
     .<output>.partial/replaced    the old output, where the file system cannot exchange two names
 
 There is one writer of an output at a time; others get an OutputError. An error or a signal removes
-the directory. The directory of a killed writer is not locked, and the next writer removes it.
+the directory, but a signal leaves a journal that has something in it. The directory of a killed
+writer is not locked, and the next writer removes all but the journal.
 """
 
 import ctypes
@@ -28,7 +30,7 @@ from safetensors import SafetensorError
 from trtc.protos.errors import OutputError
 from trtc.protos.signals import deferred_signals
 
-_LOCK, _NEW, _SCRATCH, _REPLACED = "lock", "new", "scratch", "replaced"
+_LOCK, _NEW, _SCRATCH, _REPLACED, _JOURNAL = "lock", "new", "scratch", "replaced", "journal"
 _CONTENT = (_NEW, _SCRATCH, _REPLACED)
 _CLAIM_ATTEMPTS = 100
 """An attempt fails only if another writer ends during it."""
@@ -60,6 +62,11 @@ class Staging:
     """The directory that becomes `output`; empty at first."""
     scratch: Path
     """For temporary files; empty at first."""
+
+    @property
+    def journal(self) -> Path:
+        """For what the next writer can go on from; absent, or as a killed one left it."""
+        return self.scratch.with_name(_JOURNAL)
 
 
 @contextmanager
@@ -93,6 +100,7 @@ def claim(partial: Path, output: Path) -> Iterator[None]:
     """
     with disk_errors(output), deferred_signals() as signals:
         made: list[Path] = []
+        is_interrupted = False
         try:
             lock = _acquire(partial, output, made)
         except BaseException:
@@ -103,9 +111,17 @@ def claim(partial: Path, output: Path) -> Iterator[None]:
             signals.is_open = True
             signals.deliver()
             yield
+        except Exception:
+            shutil.rmtree(partial / _JOURNAL, ignore_errors=True)
+            raise
+        except BaseException:
+            is_interrupted = True
+            raise
         finally:
             signals.is_open = False
             _empty(partial, output)
+            if not is_interrupted:
+                shutil.rmtree(partial / _JOURNAL, ignore_errors=True)
             with suppress(OSError):
                 (partial / _LOCK).unlink()
                 partial.rmdir()
@@ -290,7 +306,7 @@ def _check_ours(partial: Path) -> None:
     """Refuse a directory that no writer made, because it would be removed later."""
     info = partial.lstat()
     names = {entry.name for entry in partial.iterdir()} if stat.S_ISDIR(info.st_mode) else {""}
-    if info.st_uid != os.geteuid() or not names <= {_LOCK, *_CONTENT}:
+    if info.st_uid != os.geteuid() or not names <= {_LOCK, _JOURNAL, *_CONTENT}:
         raise OutputError(
             "is in the way, and trtc did not make it",
             field=str(partial),

@@ -27,6 +27,7 @@ from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Nearest, Scheme
 from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, four_bits
 
 if TYPE_CHECKING:
+    from trtc.quant.journal import Journals
     from trtc.quant.recipe_search import RecipeSearch
 
 _COPIED_FILES = (
@@ -75,6 +76,7 @@ def quantize_checkpoint(
     progress: Progress,
     heldout: TokenSet | None = None,
     keep: Sequence[str] = (),
+    journal: Path | None = None,
 ) -> CalibrationFacts:
     """Write `model_dir`, quantised by `scheme`, as a Hugging Face checkpoint.
 
@@ -89,6 +91,8 @@ def quantize_checkpoint(
         heldout: tokens to measure the layers on, of which a part is taken; None: of the text that
             ships with trtc.
         keep: globs of linears that stay bf16; for schemes.
+        journal: where GPTQ keeps the layers that it has done, and finds those of a run that was
+            killed (quant/journal.py); None: nowhere.
 
     Raises:
         RequestError: a glob of `keep` that names no linear; a recipe of another model.
@@ -118,6 +122,7 @@ def quantize_checkpoint(
             progress,
             heldout,
             placement,
+            journal,
         )
 
 
@@ -139,6 +144,7 @@ def recipe_search(
     heldout: TokenSet | None,
     progress: Progress,
     tables: Sequence[str] = (),
+    journal: Path | None = None,
 ) -> Iterator["RecipeSearch"]:
     """A search for recipes of a checkpoint, which is in memory within the block.
 
@@ -149,6 +155,7 @@ def recipe_search(
         heldout: what divergences are measured on; None: text that ships with trtc, or what the
             model writes.
         tables: sites of tables that get a format as well, LM_HEAD or EMBEDDING.
+        journal: as of `quantize_checkpoint`.
 
     Raises:
         CalibrationError: text that is too small or unreadable.
@@ -163,11 +170,13 @@ def recipe_search(
     model = load_model(model_dir, reference_dtype(model_dir))
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    with on_best_device(model):
+    with on_best_device(model) as placement:
         tokens = _calibration_set(model, model_dir, texts, window, _SEARCH_TOKENS)
         heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
         mark_starved(model, separate_experts(model), tokens)
-        job = CalibrationJob(model, model_dir, model_dir, tokens, heldout, "", progress)
+        own = None if journal is None else journal / "search"
+        journals = _journals(own, model, model_dir, (tokens, heldout), placement)
+        job = CalibrationJob(model, model_dir, model_dir, tokens, heldout, "", progress, journals)
         yield RecipeSearch(job, Gptq(asymmetric=True), tables)
 
 
@@ -222,6 +231,7 @@ def _quantize(
     progress: Progress,
     heldout: TokenSet | None,
     placement: Placement,
+    journal: Path | None,
 ) -> CalibrationFacts:
     from trtc.quant.experts import separate_experts
     from trtc.quant.linears import mark_starved
@@ -233,7 +243,10 @@ def _quantize(
     starved = mark_starved(model, separate_experts(model), tokens)
     output_dir.mkdir(parents=True, exist_ok=True)
     phase = f"calibrating {plan.name} on {tokens.num_tokens} tokens, {placement}"
-    job = CalibrationJob(model, model_dir, output_dir, tokens, part_of(heldout), phase, progress)
+    part = part_of(heldout)
+    own = None if journal is None else journal / "calibration"
+    journals = _journals(own, model, model_dir, (tokens, part), placement)
+    job = CalibrationJob(model, model_dir, output_dir, tokens, part, phase, progress, journals)
     layers = plan.calibrator.run(job)
     _copy_files(model_dir, output_dir)
     if plan.recipe is not None:
@@ -248,6 +261,23 @@ def _quantize(
         plan.kept,
         {} if plan.recipe is None else plan.recipe.names,
     )
+
+
+def _journals(
+    directory: Path | None,
+    model: Any,
+    model_dir: Path,
+    texts: Sequence[TokenSet],
+    placement: Placement,
+) -> "Journals | None":
+    from trtc.quant.journal import key_of_inputs, open_journals
+
+    if directory is None:
+        return None
+    key = key_of_inputs(
+        model_dir, [text.sequences for text in texts], placement.name, str(model.dtype)
+    )
+    return open_journals(directory, key)
 
 
 def _calibration_set(

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress
 from trtc.quant.calibration_text import TokenSet
+from trtc.quant.journal import Journals
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class CalibrationJob:
     phase: str
     """What progress is reported as."""
     progress: Progress
+    journals: Journals | None = None
+    """Where calibrations that go layer by layer keep what is done; None: nowhere."""
 
 
 class Calibrator(Protocol):

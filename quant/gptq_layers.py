@@ -56,7 +56,7 @@ def round_layers(
     Weights of 4 bits are rounded by GPTQ or GPTAQ, others to nearest.
 
     In memory at once are two copies of a layer in f32, the hidden states of the text, and the
-    inputs of one layer's linears.
+    inputs of one layer's linears. With journals, layers that a run before has done are read.
 
     Args:
         formats: of linears of the model's decoder layers, by name; others stay as they are.
@@ -68,7 +68,17 @@ def round_layers(
     prefixes = {id(module): name for name, module in model.named_modules()}
     rounded, exact = (open_stream(model, job.tokens.sequences) for _ in range(2))
     unseen = open_stream(model, job.heldout.sequences)
-    for index, layer in enumerate(layers):
+    batches = [batch for stream in (rounded, exact, unseen) for batch in stream]
+    run = (sorted(formats.items()), settings)
+    journal = None if job.journals is None else job.journals.of_run(run)
+    done = 0 if journal is None else journal.num_layers()
+    if journal is not None and done:
+        for index in range(done):
+            saved = journal.layer(index)
+            yield RoundedLayer(index, saved.linears, saved.errors)
+        for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
+            batch.hidden = hidden.to(batch.hidden.device)
+    for index, layer in list(enumerate(layers))[done:]:
         job.progress(Step(job.phase, index, len(layers), "layers"))
         prefix = f"{prefixes[id(layer)]}."
         within = {
@@ -80,7 +90,10 @@ def round_layers(
         linears = pair.round(within, rounded, exact, settings)
         advance(pair.rounded, index, rounded)
         errors = _measured(pair, list(linears), unseen)
-        yield RoundedLayer(index, {prefix + name: one for name, one in linears.items()}, errors)
+        named = {prefix + name: one for name, one in linears.items()}
+        if journal is not None:
+            journal.save(index, named, errors, (batch.hidden for batch in batches))
+        yield RoundedLayer(index, named, errors)
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
 
 

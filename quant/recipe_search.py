@@ -185,6 +185,7 @@ def _round_all(
                 job.heldout,
                 f"rounding all linears to {name} on {job.tokens.num_tokens} tokens",
                 job.progress,
+                job.journals,
             )
             rounded[name] = {}
             for layer in round_layers(phased, fitting, settings):

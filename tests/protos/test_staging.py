@@ -99,6 +99,25 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("raised", "is_kept"), [(KeyboardInterrupt, True), (SystemExit, True), (ValueError, False)]
+)
+def test_a_journal_outlives_an_interruption_and_no_error(
+    tmp_path: Path, raised: type[BaseException], is_kept: bool
+) -> None:
+    output = tmp_path / "output"
+    with pytest.raises(raised), staging.staging(output) as work:
+        work.journal.mkdir()
+        (work.journal / "layer").write_text("done")
+        (work.new / "text").write_text("half")
+        raise raised
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["layer"] * is_kept
+    with staging.staging(output) as work:
+        assert (work.journal / "layer").exists() is is_kept
+        assert not any(work.new.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_signals_at_random_moments_leave_one_whole_output(tmp_path: Path) -> None:
     """Writers that replace an output all the time, ended in the midst of anything."""
     output = tmp_path / "output"

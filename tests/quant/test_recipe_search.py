@@ -8,6 +8,7 @@ import pytest
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.models import VOCAB_SIZE
+from trtc.protos.progress import Step
 from trtc.quant.calibrate import recipe_search
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.recipe import FormatRecipe, recipe_named
@@ -70,12 +71,20 @@ def test_the_narrowest_recipe_within_a_divergence_is_found(search: RecipeSearch)
     assert search.within_kl(0.0) is None
 
 
-def test_the_same_inputs_give_the_same_recipes(
-    search: RecipeSearch, inputs: tuple[Path, Path]
+def test_an_interrupted_search_goes_on_and_finds_the_same(
+    search: RecipeSearch, inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    steps: list[str] = []
-    with recipe_search(*inputs, HELDOUT, lambda step: steps.append(str(step)), TABLES) as again:
+    def interrupt(step: Step) -> None:
+        if "iq4_g16" in step and step.done == 1:
+            raise KeyboardInterrupt
+
+    interrupted = recipe_search(*inputs, HELDOUT, interrupt, TABLES, tmp_path)
+    with pytest.raises(KeyboardInterrupt), interrupted:
+        pass
+    steps: list[Step] = []
+    with recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path) as again:
         assert again.scores == search.scores
         assert again.within_bits(5.0) == search.within_bits(5.0)
-    assert any("rounding all linears to iq4_g16" in step for step in steps)
+    layers = [step for step in steps if step.unit == "layers"]
+    assert [step.done for step in layers] == [2, 2, 1, 2], layers
     assert any("scoring 5 formats of every site" in step for step in steps)

@@ -1,0 +1,180 @@
+"""Rounded layers on disk, from which a calibration that was killed goes on.
+
+    <directory>/<key of the inputs>/<key of the run>/layer-00000.safetensors ...   codes and scales
+                                                     streams-00000.safetensors     of the last layer
+
+Hidden states are written as they are in memory, f32: a run that goes on makes what it would have
+made, bit for bit.
+Files are renamed into place when they are on the disk, the streams of a layer after the layer.
+"""
+
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from trtc.protos.manifest import LayerError
+from trtc.protos.staging import sync
+from trtc.quant.calibration_text import Int32s
+from trtc.quant.gptq import Rounded
+from trtc.version import __version__
+
+_LAYER, _STREAMS = "layer", "streams"
+_PARTS = ("codes", "scales", "scale_unit")
+_ERRORS, _LINEARS = "errors", "linears"
+_READ = (".safetensors", ".json")
+"""Files of a checkpoint that decide what calibration makes."""
+_PACKAGES = ("torch", "transformers")
+
+
+@dataclass(frozen=True)
+class SavedLayer:
+    """What a journal has of a layer."""
+
+    linears: Mapping[str, Rounded]
+    errors: tuple[LayerError, ...]
+
+
+def key_of_inputs(
+    model_dir: Path, sequences: Iterable[Sequence[Int32s]], device: str, dtype: str
+) -> str:
+    """A digest of all that decides the bits of a calibration beside its settings: the checkpoint's
+    files, tokens, versions, and what computes."""
+    digest = hashlib.sha256()
+    files = sorted(path for path in model_dir.iterdir() if path.suffix in _READ and path.is_file())
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(
+                f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode()
+            )
+    for windows in sequences:
+        digest.update(f"{[len(ids) for ids in windows]}\n".encode())
+        for ids in windows:
+            digest.update(ids.tobytes())
+    versions = {name: metadata.version(name) for name in _PACKAGES}
+    computed = (__version__, versions, device, dtype, platform.machine(), torch.get_num_threads())
+    digest.update(repr((*computed, torch.backends.cpu.get_cpu_capability())).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The layers of one run."""
+
+    directory: Path
+
+    def num_layers(self) -> int:
+        """How many layers are there, with the streams after the last of them.
+
+        What cannot be read counts as absent.
+        """
+        for path in sorted(self.directory.glob(f"{_STREAMS}-*.safetensors"), reverse=True):
+            with suppress(OSError, SafetensorError, ValueError):
+                last = int(path.stem.removeprefix(f"{_STREAMS}-"))
+                for index in range(last + 1):
+                    _check(self._file(_LAYER, index))
+                _check(path)
+                return last + 1
+        return 0
+
+    def layer(self, index: int) -> SavedLayer:
+        """One of them."""
+        with safe_open(self._file(_LAYER, index), framework="pt") as file:
+            about, names = file.metadata(), set(file.keys())
+            linears = {
+                name: Rounded(
+                    **{
+                        part: file.get_tensor(f"{name}|{part}")
+                        for part in _PARTS
+                        if f"{name}|{part}" in names
+                    }
+                )
+                for name in json.loads(about[_LINEARS])
+            }
+        errors = msgspec.convert(json.loads(about[_ERRORS]), tuple[LayerError, ...])
+        return SavedLayer(linears, errors)
+
+    def streams(self, index: int) -> Iterator[torch.Tensor]:
+        """The hidden states of all batches of all streams after a layer."""
+        with safe_open(self._file(_STREAMS, index), framework="pt") as file:
+            for number in range(len(file.keys())):
+                yield file.get_tensor(f"{number:06}")
+
+    def save(
+        self,
+        index: int,
+        linears: Mapping[str, Rounded],
+        errors: Sequence[LayerError],
+        hidden: Iterable[torch.Tensor],
+    ) -> None:
+        """Write a layer, and the hidden states after it in place of those before."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"{name}|{part}": value.contiguous()
+            for name, rounded in linears.items()
+            for part in _PARTS
+            if (value := getattr(rounded, part)) is not None
+        }
+        # Linears of a site share their unit, and a file has no tensor twice.
+        tensors = {name: value.clone() for name, value in tensors.items()}
+        about = {_ERRORS: json.dumps(msgspec.to_builtins(errors)), _LINEARS: json.dumps([*linears])}
+        self._write(_LAYER, index, tensors, about)
+        after = {f"{number:06}": one.cpu().contiguous() for number, one in enumerate(hidden)}
+        self._write(_STREAMS, index, after, {})
+        self._file(_STREAMS, index - 1).unlink(missing_ok=True)
+
+    def _file(self, kind: str, index: int) -> Path:
+        return self.directory / f"{kind}-{index:05}.safetensors"
+
+    def _write(
+        self, kind: str, index: int, tensors: dict[str, torch.Tensor], about: dict[str, str]
+    ) -> None:
+        path = self._file(kind, index)
+        partial = path.with_suffix(".partial")
+        save_file(tensors, partial, about)
+        sync(partial)
+        partial.replace(path)
+        sync(self.directory)
+
+
+def _check(path: Path) -> None:
+    with safe_open(path, framework="pt"):
+        pass
+
+
+@dataclass(frozen=True)
+class Journals:
+    """The runs of one build, which have the same inputs."""
+
+    directory: Path
+
+    def of_run(self, settings: object) -> Journal:
+        """The journal of a run.
+
+        Args:
+            settings: all that decides what it makes of the inputs; its `repr` says all of it.
+        """
+        key = hashlib.sha256(repr(settings).encode()).hexdigest()
+        return Journal(self.directory / key[:32])
+
+
+def open_journals(directory: Path | None, key: str) -> Journals | None:
+    """Journals below a directory, without those of other inputs."""
+    if directory is None:
+        return None
+    own = directory / key[:32]
+    if directory.is_dir():
+        for other in directory.iterdir():
+            if other != own:
+                shutil.rmtree(other, ignore_errors=True)
+    return Journals(own)

@@ -1,0 +1,101 @@
+"""Calibrations that were killed: they go on where they were, and make the same bytes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
+from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Step
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.gptq import Rounded
+from trtc.quant.journal import Journal, open_journals
+from trtc.quant.scheme import SCHEMES
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.scheme import SCHEMES
+model, text, output, journal = map(Path, sys.argv[1:])
+
+def progress(step):
+    if step.done == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+quantize_checkpoint(model, SCHEMES["iq4"], "bf16", text, output, progress, journal=journal)
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("journal")
+    return wide_checkpoint("llama", directory), calibration_ids(directory / "ids.jsonl")
+
+
+def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, text = inputs
+    whole, resumed, journal = tmp_path / "whole", tmp_path / "resumed", tmp_path / "journal"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, model, text, tmp_path / "killed", journal],
+        env=environment,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    steps: list[Step] = []
+    options = (SCHEMES["iq4"], "bf16", text)
+    facts = quantize_checkpoint(model, *options, resumed, steps.append, journal=journal)
+    assert next(step.done for step in steps if step.unit == "layers") == 1, "a layer was there"
+    assert facts == quantize_checkpoint(model, *options, whole, lambda step: None)
+    files = sorted(path.name for path in whole.iterdir())
+    assert files == sorted(path.name for path in resumed.iterdir())
+    for name in files:
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+    # Another text has nothing of it, and clears it away.
+    other = calibration_ids(tmp_path / "other.jsonl", tokens=5000)
+    steps.clear()
+    quantize_checkpoint(
+        model, SCHEMES["iq4"], "bf16", other, tmp_path / "new", steps.append, journal=journal
+    )
+    assert next(step.done for step in steps if step.unit == "layers") == 0
+    assert len(list((journal / "calibration").iterdir())) == 1
+
+
+def layer(number: int) -> dict[str, Rounded]:
+    codes = torch.full((4, 8), number, dtype=torch.int8)
+    return {"a": Rounded(codes, torch.ones(4, 1)), "b": Rounded(codes, torch.ones(4, 1))}
+
+
+def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run")
+    assert journal.num_layers() == 0
+    errors = (LayerError(layer="a", sqnr_db=float("inf"), max_abs_error=0.1),)
+    for number in range(3):
+        journal.save(number, layer(number), errors, iter([torch.full((2,), 0.1 + number)]))
+    assert journal.num_layers() == 3
+    assert journal.layer(1).errors == errors and list(journal.layer(1).linears) == ["a", "b"]
+    assert torch.equal(journal.layer(2).linears["b"].codes, layer(2)["b"].codes)
+    (hidden,) = journal.streams(2)
+    assert torch.equal(hidden, torch.full((2,), 2.1))
+    torn = journal.directory / "layer-00001.safetensors"
+    torn.write_bytes(torn.read_bytes()[:20])
+    assert journal.num_layers() == 0
+
+
+def test_journals_of_other_inputs_are_cleared(tmp_path: Path) -> None:
+    assert open_journals(None, "a" * 64) is None
+    first = open_journals(tmp_path, "a" * 64)
+    assert first is not None
+    first.of_run("x").save(0, layer(0), (), iter([torch.ones(2)]))
+    assert open_journals(tmp_path, "a" * 64) == first and first.of_run("x").num_layers() == 1
+    assert first.of_run("y").num_layers() == 0
+    open_journals(tmp_path, "b" * 64)
+    assert first.of_run("x").num_layers() == 0
