@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trtc.protos.errors import CalibrationError
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, decode_json, read_file
 from trtc.protos.panics import tokenizer_failures
+from trtc.quant.chat_text import Chat, chat_texts
 
 TOKENIZER_FILE = "tokenizer.json"
 CALIBRATION_TEXT = Path(__file__).parent / "data" / "calibration.txt"
@@ -41,16 +42,6 @@ _MARK = b"\xef\xbb\xbf"
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 Int32s = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A conversation, which the model's chat template makes text of."""
-
-    messages: tuple[tuple[str, str], ...]
-    """(role, content)."""
-    line: int
-    """Of its file."""
 
 
 Sample = str | tuple[int, ...] | Chat
@@ -258,8 +249,6 @@ def _stream(texts: Texts, model_dir: Path, field: str) -> Int32s:
         encoded += _encode(written, model_dir, field)
     chats = [sample for sample in texts.samples if isinstance(sample, Chat)]
     if chats:
-        from trtc.quant.chat_text import chat_texts
-
         # The template writes the special tokens.
         rendered = chat_texts(chats, model_dir, field)
         encoded += _encode(rendered, model_dir, field, add_special_tokens=False)

@@ -1,11 +1,21 @@
 """Conversations as text, by a checkpoint's own chat template."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtc.protos.errors import CalibrationError, EnvironmentFault
-from trtc.quant.calibration_text import Chat
 from trtc.quant.quiet import quiet_libraries
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, which the model's chat template makes text of."""
+
+    messages: tuple[tuple[str, str], ...]
+    """(role, content)."""
+    line: int
+    """Of its file."""
 
 
 def chat_texts(chats: Sequence[Chat], model_dir: Path, field: str) -> list[str]:

@@ -22,7 +22,8 @@ def settled(recipe: TableFormats | None = None, tied: bool = False, **options: A
     request.check()
     spec = replace(spec_of(Tiny(tied=tied)), hidden_size=256)
     scheme = SCHEMES[options.get("dtype", "bf16")]
-    return table_formats(request, spec, scheme, recipe and FormatRecipe({}, recipe))
+    given = None if recipe is None else FormatRecipe({}, recipe)
+    return table_formats(request, spec, scheme, given)
 
 
 def test_each_table_has_what_was_asked() -> None:

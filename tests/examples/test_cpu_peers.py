@@ -281,7 +281,7 @@ def test_the_calibration_file_is_the_least_that_a_build_takes(tmp_path: Path) ->
 
     write_calibration(tmp_path / "c.jsonl", TINY)
     samples = read_texts(tmp_path / "c.jsonl").samples
-    assert sum(map(len, samples)) == MIN_TOKENS
+    assert sum(len(sample) for sample in samples if isinstance(sample, tuple)) == MIN_TOKENS
 
 
 def test_engines_that_are_missing_or_of_another_trtc_are_built(

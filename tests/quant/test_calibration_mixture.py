@@ -17,7 +17,7 @@ PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 VOCAB = 4096
 
 
-def parsed(option: str) -> list[tuple[str, float]]:
+def parsed(option: str) -> list[tuple[str, Any]]:
     return [(str(one.path), pytest.approx(one.share)) for one in parse_calibration(option)]
 
 

@@ -51,10 +51,13 @@ def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     )
     assert killed.returncode == -signal.SIGKILL
     steps: list[Step] = []
-    options = (SCHEMES["iq4"], "bf16", text)
-    facts = quantize_checkpoint(model, *options, resumed, steps.append, journal=journal)
+    facts = quantize_checkpoint(
+        model, SCHEMES["iq4"], "bf16", text, resumed, steps.append, journal=journal
+    )
     assert next(step.done for step in steps if step.unit == "layers") == 1, "a layer was there"
-    assert facts == quantize_checkpoint(model, *options, whole, lambda step: None)
+    assert facts == quantize_checkpoint(
+        model, SCHEMES["iq4"], "bf16", text, whole, lambda step: None
+    )
     files = sorted(path.name for path in whole.iterdir())
     assert files == sorted(path.name for path in resumed.iterdir())
     for name in files:

@@ -171,8 +171,8 @@ def test_on_gpus_the_lm_head_is_int8_beside_4_bit_weights(
 def test_exact_weights_keep_all_bits_of_bf16(exact: bool) -> None:
     kind = Tiny("bf16")
     module, reader = tiny(kind)
-    options = {"exact_activations": False, "exact_weights": exact}
-    result, _ = run_passes(module, cpu_passes(scheme_of(kind), reader, **options))
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=False, exact_weights=exact)
+    result, _ = run_passes(module, passes)
     layouts = {attributes(node)["layout"] for node in nodes(result, "linear")}
     assert ("compact" in layouts) is not exact
 
