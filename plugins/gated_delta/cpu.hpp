@@ -1,14 +1,11 @@
 // The gated delta rule over the rows of each sequence, head by head, and the gated norm of the result.
-//
-// A state is read where it was left and written where the row leaves it: rows of one page do so in
-// place, and what a row before a page's border left stays. Rows come one after the other, so that
-// no bit depends on how a prompt was cut.
 #pragma once
 
 #include <cmath>
 
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
+#include "cpu/recurrence.hpp"
 #include "cpu/vector.hpp"
 
 namespace trtc {
@@ -29,6 +26,7 @@ struct DeltaHead {
   alignas(64) float q[kKeys], k[kKeys], o[kValues];
 
   float* state_in(std::int32_t page) const { return a.state.row<float>(page) + head * kKeys * kValues; }
+  static void clear(float* state) { std::fill_n(state, kKeys * kValues, 0.f); }
 
   // The unit vector of `from`, times `scale`.
   static void unit(float* to, const T* from, float scale) {
@@ -108,29 +106,8 @@ struct DeltaHead {
 template <class C>
 void gated_delta(Context& ctx, const gated_delta_args& a) {
   constexpr std::int64_t heads = C::value_heads;
-  const auto* query_start = static_cast<const std::int32_t*>(a.query_start.data);
-  const auto* context_lens = static_cast<const std::int32_t*>(a.context_lens.data);
-  const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
-  const std::int64_t grain = rows_a_part(2 * C::key_dim * C::value_dim * ((a.M + a.B - 1) / a.B));
-  ctx.threads.parallel_for(a.B * heads, grain, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      const std::int64_t sequence = part / heads;
-      const std::int64_t rows_begin = query_start[sequence], rows_end = query_start[sequence + 1];
-      const auto* pages = a.page_table.row<const std::int32_t>(sequence);
-      const std::int64_t start = context_lens[sequence] - (rows_end - rows_begin);
-      detail::DeltaHead<C> head{a, part % heads};
-      const float* from = start > 0 ? head.state_in(pages[(start - 1) / C::page_size]) : nullptr;
-      for (std::int64_t row = rows_begin; row < rows_end; ++row) {
-        float* to = head.state_in(slots[row] / static_cast<std::int32_t>(C::page_size));
-        if (from == nullptr) {
-          std::fill_n(to, C::key_dim * C::value_dim, 0.f);
-          from = to;
-        }
-        head.row(row, from, to);
-        from = to;
-      }
-    }
-  });
+  recur<C>(ctx, a, heads, 2 * C::key_dim * C::value_dim,
+           [&](std::int64_t head) { return detail::DeltaHead<C>{a, head}; });
 }
 
 }  // namespace trtc

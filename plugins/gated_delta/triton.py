@@ -18,7 +18,13 @@ of the logarithms of decays up to a row, D[i, j] = exp(G[i] - G[j]) for i >= j, 
 import triton
 import triton.language as tl
 
-from trtc.plugins.gpu.triton import find_rows, launch_dependents, wait_for_inputs
+from trtc.plugins.gpu.triton import (
+    find_rows,
+    first_single,
+    launch_dependents,
+    page_left,
+    wait_for_inputs,
+)
 
 
 @triton.jit
@@ -83,11 +89,10 @@ def add_row(
     result = tl.sum(state * q[:, None], axis=0)
     target = found + (at * VALUE_HEADS + head) * VALUE_DIM
     tl.store(target + column, result, mask=is_column)
-    page = tl.load(slots + row) // PAGE_SIZE
-    next_page = tl.load(slots + row + 1, mask=row + 1 < last, other=-PAGE_SIZE) // PAGE_SIZE
+    page, is_left = page_left(row, last, slots, PAGE_SIZE)
     of_head = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + column[None, :]
-    place = state_out + tl.cast(page, tl.int64) * STATE_STRIDE + of_head
-    leaves = (next_page != page) & is_key[:, None] & is_column[None, :]
+    place = state_out + page * STATE_STRIDE + of_head
+    leaves = is_left & is_key[:, None] & is_column[None, :]
     tl.store(place, state, mask=leaves)
     return state
 
@@ -252,14 +257,7 @@ def delta_chunks(
     state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
     # Threads that hold the same values read them before any of them writes.
     tl.debug_barrier()
-    # Where single rows begin: a step's only one, or a last one that leaves its state elsewhere.
-    tail = own
-    if own - first > 1:
-        last_page = tl.load(slots + own - 1) // PAGE_SIZE
-        page_before = tl.load(slots + own - 2) // PAGE_SIZE
-        tail = tl.where(last_page != page_before, own - 1, own)
-    elif own > first:
-        tail = first
+    tail = first_single(first, own, slots, PAGE_SIZE)
     index = tl.arange(0, CHUNK)
     is_lower = index[:, None] >= index[None, :]
     end_chunk = tl.where(tail > first, tl.cdiv(position + tail - first, ROWS), 0)
@@ -296,10 +294,9 @@ def delta_chunks(
         added = k * tl.exp(total - sums)[:, None]
         state = state * tl.exp(total) + tl.dot(tl.trans(added), new, input_precision=PRECISION)
         end = tl.minimum(begin + ROWS, tail)
-        page = tl.load(slots + tl.maximum(end - 1, first)) // PAGE_SIZE
-        next_page = tl.load(slots + end, mask=end < last, other=-PAGE_SIZE) // PAGE_SIZE
-        place = state_out + page.to(tl.int64) * STATE_STRIDE + of_head
-        tl.store(place, state, mask=inside & (next_page != page))
+        page, is_left = page_left(tl.maximum(end - 1, first), last, slots, PAGE_SIZE)
+        place = state_out + page * STATE_STRIDE + of_head
+        tl.store(place, state, mask=inside & is_left)
     for row in range(tail, last):
         state = add_row(
             state,

@@ -233,3 +233,26 @@ def find_rows(
             last = tl.where(behind > 0, end, last)
             goes_on = (behind > 0) & (sequence + 1 < num_sequences)
     return first, own, last, position, old
+
+
+@triton.jit
+def first_single(first, own, slots, PAGE_SIZE: tl.constexpr):
+    """Of a sequence's rows [first, own), where those begin that go one at a time: a step's only
+    one, or a last one that leaves its state elsewhere than the row before it."""
+    single = own
+    if own - first > 1:
+        last_page = tl.load(slots + own - 1) // PAGE_SIZE
+        page_before = tl.load(slots + own - 2) // PAGE_SIZE
+        single = tl.where(last_page != page_before, own - 1, own)
+    elif own > first:
+        single = first
+    return single
+
+
+@triton.jit
+def page_left(row, last, slots, PAGE_SIZE: tl.constexpr):
+    """The page in which a row leaves its state, and whether the row after it, if one comes before
+    `last`, does so elsewhere."""
+    page = tl.load(slots + row) // PAGE_SIZE
+    next_page = tl.load(slots + row + 1, mask=row + 1 < last, other=-PAGE_SIZE) // PAGE_SIZE
+    return page.to(tl.int64), next_page != page

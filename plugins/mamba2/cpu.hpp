@@ -1,15 +1,12 @@
 // The recurrence of Mamba-2 over the rows of each sequence, head by head; then the gated norm of each
 // group of heads.
-//
-// A state is read where it was left and written where the row leaves it: rows of one page do so in
-// place, and what a row before a page's border left stays. Rows come one after the other, so that
-// no bit depends on how a prompt was cut.
 #pragma once
 
 #include <cmath>
 
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
+#include "cpu/recurrence.hpp"
 #include "cpu/vector.hpp"
 
 namespace trtc {
@@ -32,6 +29,7 @@ struct SsmHead {
   alignas(64) float b[kState], c[kState];
 
   float* state_in(std::int32_t page) const { return a.state.row<float>(page) + head * kState * kDim; }
+  static void clear(float* state) { std::fill_n(state, kState * kDim, 0.f); }
 
   // What softplus makes of a row's dt, within the limits.
   float step(std::int64_t number) const {
@@ -112,30 +110,9 @@ std::size_t mamba2_scratch(std::int64_t max_rows, int) {
 template <class C>
 void mamba2(Context& ctx, const mamba2_args& a) {
   constexpr std::int64_t heads = C::heads;
-  const auto* query_start = static_cast<const std::int32_t*>(a.query_start.data);
-  const auto* context_lens = static_cast<const std::int32_t*>(a.context_lens.data);
-  const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
   auto* found = reinterpret_cast<float*>(ctx.scratch);
-  const std::int64_t grain = rows_a_part(2 * C::state_size * C::head_dim * ((a.M + a.B - 1) / a.B));
-  ctx.threads.parallel_for(a.B * heads, grain, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      const std::int64_t sequence = part / heads;
-      const std::int64_t rows_begin = query_start[sequence], rows_end = query_start[sequence + 1];
-      const auto* pages = a.page_table.row<const std::int32_t>(sequence);
-      const std::int64_t start = context_lens[sequence] - (rows_end - rows_begin);
-      detail::SsmHead<C> head{a, part % heads, found};
-      const float* from = start > 0 ? head.state_in(pages[(start - 1) / C::page_size]) : nullptr;
-      for (std::int64_t row = rows_begin; row < rows_end; ++row) {
-        float* to = head.state_in(slots[row] / static_cast<std::int32_t>(C::page_size));
-        if (from == nullptr) {
-          std::fill_n(to, C::state_size * C::head_dim, 0.f);
-          from = to;
-        }
-        head.row(row, from, to);
-        from = to;
-      }
-    }
-  });
+  recur<C>(ctx, a, heads, 2 * C::state_size * C::head_dim,
+           [&](std::int64_t head) { return detail::SsmHead<C>{a, head, found}; });
   constexpr std::int64_t kGroup = heads * C::head_dim / C::groups;
   ctx.threads.parallel_for(a.M * C::groups, rows_a_part(kGroup), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) detail::ssm_norm<C>(a, found, i / C::groups, i % C::groups);
