@@ -8,7 +8,7 @@ from trtc.plugins.attention.split_kv import TENSORRT
 LEAST_SPLITS = 4
 """Of the longest context: a second launch a layer is not worth less. With splits of 256 keys,
 engines for 769 tokens and more are split, but not layers whose window is shorter than that."""
-_SHARED = ("num_heads", "head_dim", "window", "splits")
+_SHARED = ("num_heads", "head_dim", "window", "chunked", "splits")
 """Attributes of attention_combine."""
 
 

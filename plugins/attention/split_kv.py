@@ -7,6 +7,18 @@ Kernels have twins of `ranges`: plugins/attention/triton.py and plugins/paged_at
 from dataclasses import dataclass
 
 
+def first_seen(position: int, window: int, *, chunked: bool) -> int:
+    """The first key that the token at a position sees.
+
+    Args:
+        window: keys that it sees, its own included; 0: all.
+        chunked: it sees those of its chunk of `window` positions instead (Llama 4).
+    """
+    if not window:
+        return 0
+    return position - position % window if chunked else max(0, position - window + 1)
+
+
 @dataclass(frozen=True)
 class SplitKv:
     """The splits of one family of kernels."""
@@ -20,15 +32,18 @@ class SplitKv:
     max_splits: int
     """Splits of the longest context, whose splits are longer."""
 
-    def ranges(self, context: int, window: int, max_splits: int) -> list[tuple[int, int]]:
+    def ranges(
+        self, context: int, window: int, max_splits: int, *, chunked: bool = False
+    ) -> list[tuple[int, int]]:
         """[begin, end) of the keys of each split, for a sequence whose last token alone is new.
 
         Args:
             context: keys of the sequence, the new one's among them.
             window: keys that a token sees; 0: all.
             max_splits: of this engine, at most those of the family.
+            chunked: see `first_seen`.
         """
-        first = max(0, context - window) // self.alignment * self.alignment if window else 0
+        first = first_seen(context - 1, window, chunked=chunked) // self.alignment * self.alignment
         steps = -(-(context - first) // (max_splits * self.step))
         length = max(self.keys, steps * self.step)
         return [(begin, min(begin + length, context)) for begin in range(first, context, length)]

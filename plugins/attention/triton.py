@@ -50,7 +50,7 @@ def tile_constants(
     """Constants of every kernel that takes tiles.
 
     Args:
-        attributes: of the operator: num_heads, scale, window and softcap.
+        attributes: of the operator: num_heads, scale, window, chunked and softcap.
         scale_bytes: of a head's own scale in the pool, 0 or 4 (plugins/kv_pool.py).
     """
     group = int(attributes["num_heads"]) // num_kv_heads
@@ -66,6 +66,7 @@ def tile_constants(
         "BLOCK_N": tile.block_n,
         "SCALE": float(attributes["scale"]),
         "WINDOW": int(attributes["window"]),
+        "CHUNKED": bool(attributes["chunked"]),
         "SOFTCAP": float(attributes["softcap"]),
     }
 
@@ -103,6 +104,7 @@ def attend(
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -115,32 +117,43 @@ def attend(
         pages: of the sequence.
         sink: of each row's head, one more score of its softmax without a value; or None.
     """
-    begin = first_key(first_position, WINDOW, BLOCK_N)
+    begin = first_key(first_position, WINDOW, CHUNKED, BLOCK_N)
     _, total, weighted = attend_keys(
         queries, position, first_position, begin, end, pool, pages, kv_head, scale, sink,
-        NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, PRECISION,
+        NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N, WINDOW, CHUNKED,
+        SOFTCAP, PRECISION,
     )  # fmt: skip
     return weighted / total[:, None]
 
 
 @triton.jit
-def first_key(position, WINDOW: tl.constexpr, ALIGNMENT: tl.constexpr):
+def first_key(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, ALIGNMENT: tl.constexpr):
     """The first key that a token sees, rounded down."""
     if WINDOW > 0:
-        return tl.maximum(position - WINDOW + 1, 0) // ALIGNMENT * ALIGNMENT
+        first = tl.maximum(first_seen(position, WINDOW, CHUNKED), 0)
+        return first // ALIGNMENT * ALIGNMENT
     return 0
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Twin of plugins/attention/split_kv.py; below 0 where a window begins before the context."""
+    if CHUNKED:
+        return position - position % WINDOW
+    return position - WINDOW + 1
 
 
 @triton.jit
 def splits_of(
     context,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """Twin of plugins/attention/split_kv.py: (first key, keys of a split, number of splits)."""
-    first = first_key(context - 1, WINDOW, ALIGNMENT)
+    first = first_key(context - 1, WINDOW, CHUNKED, ALIGNMENT)
     blocks = (context - first + SPLITS * ALIGNMENT - 1) // (SPLITS * ALIGNMENT)
     length = tl.maximum(blocks * ALIGNMENT, SPLIT_KEYS)
     return first, length, (context - first + length - 1) // length
@@ -164,6 +177,7 @@ def attend_keys(
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -190,12 +204,12 @@ def attend_keys(
     largest, total, weighted = _attend_blocks(
         largest, total, weighted, queries, position, first_position, begin, masked, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
-        WINDOW, SOFTCAP, PRECISION, MASKED=False,
+        WINDOW, CHUNKED, SOFTCAP, PRECISION, MASKED=False,
     )  # fmt: skip
     return _attend_blocks(
         largest, total, weighted, queries, position, first_position, masked, end, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
-        WINDOW, SOFTCAP, PRECISION, MASKED=True,
+        WINDOW, CHUNKED, SOFTCAP, PRECISION, MASKED=True,
     )  # fmt: skip
 
 
@@ -220,6 +234,7 @@ def _attend_blocks(
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
@@ -238,7 +253,7 @@ def _attend_blocks(
         live = key < end if MASKED else key >= 0
         if WINDOW > 0:
             # Pages that the window has left are others' by now, and may hold anything.
-            live = live & (key > first_position - WINDOW)
+            live = live & (key >= first_seen(first_position, WINDOW, CHUNKED))
         page = tl.load(pages + key // PAGE_SIZE, mask=live, other=0).to(tl.int64)
         place = key % PAGE_SIZE * NUM_KV_HEADS + kv_head
         row = pool + page * (2 * PLANE) + place * HEAD_DIM
@@ -259,7 +274,8 @@ def _attend_blocks(
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & live[None, :]
             if WINDOW > 0:
-                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+                first = first_seen(position, WINDOW, CHUNKED)
+                seen = seen & (key[None, :] >= first[:, None])
             scores = tl.where(seen, scores, float("-inf"))
 
         new_largest = tl.maximum(largest, tl.max(scores, 1) * factor)

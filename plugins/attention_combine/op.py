@@ -18,6 +18,8 @@ ATTENTION_COMBINE = FusedOp(
         Attribute("num_heads", "int"),
         Attribute("head_dim", "int"),
         Attribute("window", "int", default=0),
+        # Contexts fall into chunks as long as the window, and a token sees those of its own chunk.
+        Attribute("chunked", "int", default=0),
         Attribute("splits", "int"),
     ),
     reference=reference,

@@ -19,6 +19,7 @@ def reference(
     num_heads: int,
     head_dim: int,
     window: int,
+    chunked: int,
     splits: int,
 ) -> tuple[Array]:
     """Return rows, but sum(partial * 2^largest) / sum(total * 2^largest) where a row was split.
@@ -31,7 +32,7 @@ def reference(
     stats = stats.reshape(num_sequences, splits, num_heads, 2)
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
-        count = len(TENSORRT.ranges(context, window, splits))
+        count = len(TENSORRT.ranges(context, window, splits, chunked=bool(chunked)))
         if end - begin != 1 or count == 1:
             continue
         largest, totals = stats[sequence, :count, :, 0], stats[sequence, :count, :, 1]

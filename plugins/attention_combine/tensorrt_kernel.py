@@ -32,6 +32,7 @@ def attention_combine(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -44,7 +45,7 @@ def attention_combine(
     sequence = _sequence_of(row, query_start, num_sequences)
     num_new = tl.load(query_start + sequence + 1) - tl.load(query_start + sequence)
     context = tl.load(context_lens + sequence)
-    _, _, num_splits = splits_of(context, WINDOW, SPLITS, SPLIT_KEYS, SPLIT_ALIGNMENT)
+    _, _, num_splits = splits_of(context, WINDOW, CHUNKED, SPLITS, SPLIT_KEYS, SPLIT_ALIGNMENT)
     at = (tl.cast(row, tl.int64) * NUM_HEADS + first_head) * HEAD_DIM
     if (num_new != 1) | (num_splits == 1):
         head = tl.arange(0, HEADS)
@@ -116,6 +117,7 @@ def kernel(
             "HEAD_DIM": head_dim,
             "HEAD_PAD": padded_head(head_dim),
             "WINDOW": int(attributes["window"]),
+            "CHUNKED": bool(attributes["chunked"]),
             "SPLITS": splits,
             "SPLITS_PAD": triton.next_power_of_2(splits),
             "SPLIT_KEYS": TENSORRT.keys,

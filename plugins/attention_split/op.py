@@ -30,6 +30,8 @@ ATTENTION_SPLIT = FusedOp(
         Attribute("head_dim", "int"),
         Attribute("scale", "float"),
         Attribute("window", "int", default=0),
+        # Contexts fall into chunks as long as the window, and a token sees those of its own chunk.
+        Attribute("chunked", "int", default=0),
         Attribute("softcap", "float", default=0.0),
         Attribute("splits", "int"),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),

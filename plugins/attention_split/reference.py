@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.attention.reference import read_context, weighted_values
-from trtc.plugins.attention.split_kv import TENSORRT
+from trtc.plugins.attention.split_kv import TENSORRT, first_seen
 from trtc.plugins.rounding import cast
 
 Array = NDArray[np.generic]
@@ -28,6 +28,7 @@ def reference(
     head_dim: int,
     scale: float,
     window: int,
+    chunked: int,
     softcap: float,
     splits: int,
     out_dtype: str,
@@ -44,10 +45,14 @@ def reference(
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         keys, values = read_context(pool, head_dim, page_table[sequence], context, k_scale, v_scale)
-        ranges = TENSORRT.ranges(context, window, splits) if end - begin == 1 else []
+        ranges = (
+            TENSORRT.ranges(context, window, splits, chunked=bool(chunked))
+            if end - begin == 1
+            else []
+        )
         for row, head in product(range(begin, end), range(num_heads)):
             kv_head, position = head // (num_heads // num_kv_heads), context - (end - row)
-            first = max(0, position - window + 1) if window else 0
+            first = first_seen(position, window, chunked=bool(chunked))
             for number, (least, past) in enumerate(ranges or [(0, position + 1)]):
                 seen = slice(max(first, least), past)
                 largest, total, summed = weighted_values(

@@ -44,6 +44,7 @@ def attention_split(
     BLOCK_N: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -55,7 +56,9 @@ def attention_split(
     first_row = tl.load(query_start + sequence)
     num_new = tl.load(query_start + sequence + 1) - first_row
     context = tl.load(context_lens + sequence)
-    first, length, num_splits = splits_of(context, WINDOW, SPLITS, SPLIT_KEYS, SPLIT_ALIGNMENT)
+    first, length, num_splits = splits_of(
+        context, WINDOW, CHUNKED, SPLITS, SPLIT_KEYS, SPLIT_ALIGNMENT
+    )
     num_splits = tl.where(num_new == 1, num_splits, 1)
     if (first_new < num_new) & (split < num_splits):
         m = tl.arange(0, BLOCK_M)
@@ -71,7 +74,7 @@ def attention_split(
         is_whole = num_splits == 1
         whole_end = before + tl.minimum(first_new + BLOCK_Q, num_new)
         split_begin = first + split * length
-        begin = tl.where(is_whole, first_key(first_position, WINDOW, BLOCK_N), split_begin)
+        begin = tl.where(is_whole, first_key(first_position, WINDOW, CHUNKED, BLOCK_N), split_begin)
         end = tl.where(is_whole, whole_end, tl.minimum(split_begin + length, context))
         largest, total, weighted = attend_keys(
             tl.load(q + offsets, mask=inside, other=0.0),
@@ -90,6 +93,7 @@ def attention_split(
             PAGE_SIZE,
             BLOCK_N,
             WINDOW,
+            CHUNKED,
             SOFTCAP,
             PRECISION,
         )

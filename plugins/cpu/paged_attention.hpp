@@ -76,6 +76,7 @@ struct Tile {
   template <class C>
   Range seen(std::int64_t token) const {
     const std::int64_t end = position + token + 1;
+    if constexpr (C::chunked != 0) return {(end - 1) / C::window * C::window, end};
     return {C::window == 0 ? 0 : larger(0, end - C::window), end};
   }
   template <class C>

@@ -16,7 +16,7 @@ namespace detail {
 template <class C>
 struct LatentKeys : C {
   static_assert(C::planes == 1 && C::latents == 1);
-  static constexpr std::int64_t num_kv_heads = 1, head_dim = C::width, value_dim = C::rank, window = 0;
+  static constexpr std::int64_t num_kv_heads = 1, head_dim = C::width, value_dim = C::rank, window = 0, chunked = 0;
   static constexpr std::int64_t scale_bytes = 0;
   static constexpr float softcap = 0;
   using pre_scale_t = none;

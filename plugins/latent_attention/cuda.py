@@ -74,7 +74,7 @@ def latent_split(
         row = tl.load(query_start + sequence).to(tl.int64)
         num_new = tl.load(query_start + sequence + 1) - row
         context = tl.load(context_lens + sequence)
-        _, length, num_splits = splits_of(context, 0, SPLITS, SPLIT_KEYS, ALIGNMENT)
+        _, length, num_splits = splits_of(context, 0, False, SPLITS, SPLIT_KEYS, ALIGNMENT)
         if (num_new == 1) & (split < num_splits):
             is_head = head < NUM_HEADS
             begin = split * length
@@ -124,7 +124,7 @@ def latent_combine(
         row = tl.load(query_start + sequence).to(tl.int64)
         num_new = tl.load(query_start + sequence + 1) - row
         context = tl.load(context_lens + sequence)
-        _, _, num_splits = splits_of(context, 0, SPLITS, SPLIT_KEYS, ALIGNMENT)
+        _, _, num_splits = splits_of(context, 0, False, SPLITS, SPLIT_KEYS, ALIGNMENT)
         if (num_new == 1) & (num_splits > 1):
             is_head = head < NUM_HEADS
             column = tl.arange(0, RANK_PAD)

@@ -2,8 +2,8 @@
 //
 // Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16, E4m3 or i8) SCALE_BYTES (of a head's own scale in
 // the pool: 4 of an i8, else 0) OUT; PAGE_SIZE TABLE_WIDTH;
-// Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE HAS_V_SCALE
-// HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
+// Q_STRIDE OUT_STRIDE; SCALE WINDOW CHUNKED SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE
+// HAS_V_SCALE HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
 #pragma once
 
 #include "gpu/ptx.cuh"
@@ -105,6 +105,12 @@ __device__ inline float sink_of(const float* sinks, int head) {
   return sinks ? sinks[head] * kLog2E : -infinity();
 }
 
+// The first key that the token at a position sees: of its window, or of its chunk of as many positions.
+__device__ inline int first_seen(int position) {
+  if constexpr (CHUNKED != 0) return position - position % larger(1, WINDOW);
+  return WINDOW > 0 ? larger(0, position - WINDOW + 1) : 0;
+}
+
 // The keys [first, end) that a sequence's last token sees, and the splits they fall into. It follows
 // from the sequence's own length, so that no result depends on the rest of a batch.
 struct Splits {
@@ -114,7 +120,7 @@ struct Splits {
   int count;
 
   __device__ explicit Splits(int context) : end(context) {
-    first = WINDOW > 0 ? larger(0, context - WINDOW) : 0;
+    first = first_seen(context - 1);
     begin = first / kTile * kTile;
     length = SPLIT_KEYS * ceil_div(end - begin, SPLIT_KEYS * MAX_SPLITS);
     count = ceil_div(end - begin, length);

@@ -66,6 +66,7 @@ def constants(site: Site, times: int = 1) -> dict[str, int | float | str]:
         "OUT_STRIDE": site.strides["out"],
         "SCALE": float(site.attributes["scale"]),
         "WINDOW": int(site.attributes["window"]),
+        "CHUNKED": int(site.attributes["chunked"]),
         "SOFTCAP": float(site.attributes["softcap"]),
         "SPLIT_KEYS": CUDA.keys * times * steps_per_split(site),
         "MAX_SPLITS": max_splits(site, times),

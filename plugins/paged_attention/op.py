@@ -34,6 +34,8 @@ PAGED_ATTENTION = FusedOp(
         Attribute("head_dim", "int"),
         Attribute("scale", "float"),
         Attribute("window", "int", default=0),
+        # Contexts fall into chunks as long as the window, and a token sees those of its own chunk.
+        Attribute("chunked", "int", default=0),
         Attribute("softcap", "float", default=0.0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),

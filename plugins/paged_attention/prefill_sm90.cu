@@ -52,7 +52,7 @@ struct Rows {
     }
     const int begin = block * BLOCK_N;
     if (begin + BLOCK_N - 1 > tile.position ||
-        (WINDOW > 0 && begin <= tile.last_position() - WINDOW)) {
+        (WINDOW > 0 && begin < first_seen(tile.last_position()))) {
       mask(scores, tile, begin);
     }
 #pragma unroll
@@ -83,13 +83,14 @@ struct Rows {
   __device__ static void mask(float (&scores)[BLOCK_N / 2], const Tile& tile, int begin) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int last = tile.position + number(i) / kGroup - begin - threadIdx.x % 4 * 2;
+      const int position = tile.position + number(i) / kGroup, origin = begin + threadIdx.x % 4 * 2;
+      const int first = first_seen(position) - origin, last = position - origin;
 #pragma unroll
       for (int at = 2 * i; at < BLOCK_N / 2; at += 4) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const int key = at / 4 * 8 + odd;  // from this lane's first
-          if (key > last || (WINDOW > 0 && key <= last - WINDOW)) scores[at + odd] = -infinity();
+          if (key > last || (WINDOW > 0 && key < first)) scores[at + odd] = -infinity();
         }
       }
     }

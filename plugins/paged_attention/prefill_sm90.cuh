@@ -33,9 +33,7 @@ struct Tile {
   int sequence, kv_head;
 
   __device__ int last_position() const { return position + num_tokens - 1; }
-  __device__ int first_key() const {
-    return WINDOW > 0 ? larger(0, position - WINDOW + 1) : 0;
-  }
+  __device__ int first_key() const { return first_seen(position); }
   // Blocks of keys that some row sees: [first_block, end_block).
   __device__ int first_block() const { return first_key() / BLOCK_N; }
   __device__ int end_block() const { return last_position() / BLOCK_N + 1; }

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.attention.reference import read_context, weighted_values
+from trtc.plugins.attention.split_kv import first_seen
 from trtc.plugins.rounding import quantize
 
 Array = NDArray[np.generic]
@@ -26,6 +27,7 @@ def reference(
     head_dim: int,
     scale: float,
     window: int,
+    chunked: int,
     softcap: float,
     out_dtype: str,
 ) -> tuple[Array]:
@@ -44,7 +46,7 @@ def reference(
         keys, values = read_context(pool, head_dim, page_table[sequence], context, k_scale, v_scale)
         for row in range(begin, end):
             position = context - (end - row)
-            first = max(0, position - window + 1) if window else 0
+            first = first_seen(position, window, chunked=bool(chunked))
             queries = q[row].astype(np.float32).reshape(num_heads, head_dim)
             for head in range(num_heads):
                 seen = slice(first, position + 1)

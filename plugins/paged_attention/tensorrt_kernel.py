@@ -35,6 +35,7 @@ def paged_attention(
     BLOCK_N: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -69,6 +70,7 @@ def paged_attention(
             PAGE_SIZE,
             BLOCK_N,
             WINDOW,
+            CHUNKED,
             SOFTCAP,
             PRECISION,
         )

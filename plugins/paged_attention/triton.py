@@ -57,6 +57,7 @@ def attention_prefill(
     BLOCK_N: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -99,6 +100,7 @@ def attention_prefill(
             PAGE_SIZE,
             BLOCK_N,
             WINDOW,
+            CHUNKED,
             SOFTCAP,
             "ieee",
         )

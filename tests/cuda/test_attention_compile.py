@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     | {"page_size": 128},
     "gemma-2 fp8": {"heads": 16, "kv_heads": 8, "head_dim": 256, "pool": "f8e4m3", "by": KV_SCALES},
     "gpt-oss": {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": 128, "sinks": True},
+    "llama-4": {"heads": 40, "kv_heads": 8, "head_dim": 128, "window": 8192, "chunked": 1},
     "one kv head": {"heads": 32, "kv_heads": 1, "head_dim": 256, "out": "f32"},
 }
 GEMMA_4: dict[str, Any] = {"heads": 32, "kv_heads": 4, "head_dim": 512}
@@ -43,12 +44,13 @@ WIDE: dict[str, dict[str, Any]] = {
     "gemma-4": GEMMA_4,
     "gemma-4 fp8": {**GEMMA_4, "pool": "f8e4m3", "by": KV_SCALES},
 }
-ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "one kv head")
+ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "llama-4", "one kv head")
 IN_TRITON = [
     ("gemma-2", 86),
     ("llama-3 fp8", 89),
     ("llama-3", 90),
     ("llama-3 int8", 90),
+    ("llama-4", 86),
     *[("gpt-oss", sm) for sm in ARCHS if sm != 90],  # which has a kernel of its own
     ("gemma-4", 80),
     ("gemma-4 fp8", 89),

@@ -49,6 +49,7 @@ def rows_of_chunks() -> list[int]:
         ({"head_dim": 128, "pool": "f8e4m3", "by": KV_SCALES, "page_size": 8}, True),
         ({"heads": 3, "kv_heads": 3, "head_dim": 80, "window": 100, "out": "f8e4m3"}, False),
         ({"heads": 16, "kv_heads": 2, "window": 100, "sinks": True}, False),
+        ({"heads": 10, "kv_heads": 2, "window": 90, "chunked": 1}, False),
         (
             {"heads": 2, "kv_heads": 2, "head_dim": 256, "page_size": 128, "softcap": 20.0}
             | {"pool": "f8e4m3", "out": "i8"},
@@ -71,9 +72,9 @@ def test_a_mixed_step_is_its_reference(case: dict[str, Any], lazy: bool) -> None
     assert_close(call, out, single, weights=2.0**-11 if e4m3 else 2.0**-15)
 
 
-@pytest.mark.parametrize("window", [0, 100])
-def test_a_row_depends_neither_on_its_chunk_nor_on_the_batch(window: int) -> None:
-    call = make_call(MIXED, window=window)
+@pytest.mark.parametrize(("window", "chunked"), [(0, 0), (100, 0), (40, 1)])
+def test_a_row_depends_neither_on_its_chunk_nor_on_the_batch(window: int, chunked: int) -> None:
+    call = make_call(MIXED, window=window, chunked=chunked)
     site = call.site(90)
     variant = lower(site)[-1]
     together = run_cuda(call, site, variant)

@@ -34,6 +34,7 @@ DECODE = [Sequence(context, 1) for context in (1, 16, 37, 256, 257, 700)]
         {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "i8", "window": 100, "out": "f32"},
         {"heads": 12, "kv_heads": 1, "head_dim": 256, "page_size": 128, "window": 300},
         {"heads": 16, "kv_heads": 2, "sinks": True},
+        {"heads": 10, "kv_heads": 2, "window": 300, "chunked": 1},
         {
             "heads": 8,
             "kv_heads": 1,

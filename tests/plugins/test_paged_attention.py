@@ -36,6 +36,8 @@ SHAPES = {
     "head_128": AttentionShape("bf16", "bf16", 8, 2, 128, 16, out_dtype="i8"),
     "sinks": AttentionShape("bf16", "bf16", 8, 1, 64, 16, sinks=True),
     "sinks_window_f32": AttentionShape("f32", "f32", 6, 2, 32, 16, window=37, sinks=True),
+    "chunks": AttentionShape("bf16", "bf16", 10, 2, 80, 16, window=37, chunked=1),
+    "chunks_fp8": AttentionShape("f32", "f8e4m3", 4, 4, 32, 64, window=128, chunked=1),
     "group_of_7": AttentionShape("bf16", "bf16", 7, 1, 16, 16),
     "group_of_80": AttentionShape("f32", "f32", 80, 1, 8, 16),
 }

@@ -134,15 +134,18 @@ def test_rotation_turns_pairs_by_their_angles(rng):
     assert np.array_equal(written[1], by_head)
 
 
-@pytest.mark.parametrize("window", [0, 6])
-def test_attention(rng, window):
-    shape = AttentionShape("f32", "f32", 4, 2, 16, 8, window=window)
+@pytest.mark.parametrize(("window", "chunked"), [(0, 0), (6, 0), (6, 1)])
+def test_attention(rng, window, chunked):
+    shape = AttentionShape("f32", "f32", 4, 2, 16, 8, window=window, chunked=chunked)
     history = random_sequence(rng, shape, 21)
     call = attention_call(rng, shape, [(history, 9, 21)])
     q = torch.tensor(history.q.reshape(21, 4, 16)).transpose(0, 1)
     k, v = torch.tensor(history.kv).permute(1, 2, 0, 3).repeat_interleave(2, dim=1)
     distance = torch.arange(21)[:, None] - torch.arange(21)[None, :]
     mask = (distance >= 0) & (distance < (window or 100))
+    if chunked:
+        chunk = torch.arange(21) // window
+        mask = (distance >= 0) & (chunk[:, None] == chunk[None, :])
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
     np.testing.assert_allclose(
         call.reference()["out"], expected.reshape(21, 64)[-9:].numpy(), atol=1e-5

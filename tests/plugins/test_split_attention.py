@@ -19,33 +19,41 @@ BATCH = [Sequence(1, 1), Sequence(700, 1), Sequence(300, 30), Sequence(5, 0), Se
 FAMILIES = st.sampled_from([CUDA, TENSORRT])
 
 
-@given(FAMILIES, st.integers(1, 200_000), st.sampled_from([0, 1, 100, 4096]), st.data())
+@given(
+    FAMILIES, st.integers(1, 200_000), st.sampled_from([0, 1, 100, 4096]), st.booleans(), st.data()
+)
 def test_splits_cover_what_a_token_sees_once(
-    family: SplitKv, context: int, window: int, data: st.DataObject
+    family: SplitKv, context: int, window: int, chunked: bool, data: st.DataObject
 ) -> None:
     most = data.draw(st.integers(1, family.max_splits))
-    found = family.ranges(context, window, most)
+    found = family.ranges(context, window, most, chunked=chunked)
     assert 1 <= len(found) <= most
-    assert found[0][0] <= max(0, context - window if window else 0)
+    first = max(0, context - window) if window else 0
+    if window and chunked:
+        first = max(range(0, context, window))
+    assert first - family.alignment < found[0][0] <= first
     assert found[-1][1] == context
     for (begin, end), (following, _) in zip(found, [*found[1:], (context, 0)], strict=True):
         assert begin < end == following and begin % family.alignment == 0
         assert end == context or end - begin >= family.keys
 
 
-@given(FAMILIES, st.integers(1, 100_000), st.sampled_from([0, 100, 4096]))
+@given(FAMILIES, st.integers(1, 100_000), st.sampled_from([0, 100, 4096]), st.booleans())
 def test_no_sequence_has_more_splits_than_the_longest(
-    family: SplitKv, longest: int, window: int
+    family: SplitKv, longest: int, window: int, chunked: bool
 ) -> None:
     most = family.most(longest, window)
     for context in {1, longest // 3 + 1, longest}:
-        assert len(family.ranges(context, window, most)) <= -(-context // family.keys)
+        found = family.ranges(context, window, most, chunked=chunked)
+        assert len(found) <= min(most, -(-context // family.keys))
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (400, 0.0), (0, 3.0)])
+@pytest.mark.parametrize(
+    ("window", "chunked", "softcap"), [(0, 0, 0.0), (400, 0, 0.0), (400, 1, 0.0), (0, 0, 3.0)]
+)
 @pytest.mark.parametrize(("dtype", "pool_dtype"), [("f32", "f32"), ("bf16", "f8e4m3")])
 def test_split_and_combined_it_is_paged_attention(
-    window: int, softcap: float, dtype: str, pool_dtype: str
+    window: int, chunked: int, softcap: float, dtype: str, pool_dtype: str
 ) -> None:
     shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     batch = make_batch(BATCH, page_size=8, dtype=dtype, pool_dtype=pool_dtype, **shape)
@@ -56,6 +64,7 @@ def test_split_and_combined_it_is_paged_attention(
         **shape,
         "scale": 0.25,
         "window": window,
+        "chunked": chunked,
         "softcap": softcap,
         "out_dtype": dtype,
     }
@@ -65,7 +74,15 @@ def test_split_and_combined_it_is_paged_attention(
     assert not rows[split_rows].any(), "rows in splits are attention_combine's to write"
     partial, stats = (one.astype(np.float32) for one in sums)
     (found,) = combine(
-        rows, partial, stats, *steps, num_heads=4, head_dim=16, window=window, splits=3
+        rows,
+        partial,
+        stats,
+        *steps,
+        num_heads=4,
+        head_dim=16,
+        window=window,
+        chunked=chunked,
+        splits=3,
     )
     others = np.setdiff1d(np.arange(len(rows)), split_rows)
     assert np.array_equal(found[others], wanted[others])

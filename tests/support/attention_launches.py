@@ -179,6 +179,7 @@ def make_call(sequences: list[Sequence], **case: Any) -> Attention:
         "head_dim": head_dim,
         "scale": head_dim**-0.5,
         "window": chosen.get("window", 0),
+        "chunked": chosen.get("chunked", 0),
         "softcap": chosen.get("softcap", 0.0),
         "out_dtype": out,
     }

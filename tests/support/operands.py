@@ -43,6 +43,7 @@ class AttentionShape:
     out_dtype: str = ""
     """Empty: `dtype`."""
     sinks: bool = False
+    chunked: int = 0
 
     @property
     def quantised(self) -> bool:
@@ -131,6 +132,7 @@ def attention_call(
         "head_dim": shape.head_dim,
         "scale": shape.head_dim**-0.5,
         "window": shape.window,
+        "chunked": shape.chunked,
         "softcap": shape.softcap,
         "out_dtype": shape.out_dtype or shape.dtype,
     }

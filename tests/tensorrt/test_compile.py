@@ -36,6 +36,7 @@ ATTENTION = {
     "head_dim": 128,
     "scale": 0.1,
     "window": 0,
+    "chunked": 0,
     "softcap": 0.0,
 }
 
@@ -52,7 +53,10 @@ def split_source(sm: int, pool: str, head_dim: int, tactic: int) -> Any:
 
 
 def combine_source(tactic: int) -> Any:
-    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "splits": TENSORRT.max_splits}
+    attributes = {
+        **{name: ATTENTION[name] for name in ("num_heads", "head_dim", "window", "chunked")},
+        "splits": TENSORRT.max_splits,
+    }
     return attention_combine.kernel({"rows": "bf16"}, attributes, 16, tactic)
 
 

@@ -31,6 +31,7 @@ HALF = {"dtype": "f16", "pool": "f16", "out": "f16"}
         {"heads": 7, "kv_heads": 1, "head_dim": 96, "window": 9, "softcap": 2.0, **HALF},
         {"heads": 8, "head_dim": 128, **HALF},
         {"heads": 2, "kv_heads": 1, "head_dim": 256, "window": 33},
+        {"heads": 10, "kv_heads": 2, "head_dim": 16, "window": 33, "chunked": 1},
         {"head_dim": 64, **HALF, "pool": "f8e4m3", "by": KV_SCALES},
     ],
 )

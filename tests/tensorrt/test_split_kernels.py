@@ -38,7 +38,11 @@ def run_split(call: Attention, tactic: int) -> dict[str, Array]:
     source = attention_split.kernel(*arguments)
     rows = len(call.batch.context_lens) * SPLITS * attributes["num_heads"]
     longest = max(
-        len(TENSORRT.ranges(int(context), attributes["window"], SPLITS))
+        len(
+            TENSORRT.ranges(
+                int(context), attributes["window"], SPLITS, chunked=bool(attributes["chunked"])
+            )
+        )
         for context in call.batch.context_lens
     )
     launch = Launch(
@@ -59,7 +63,7 @@ def run_both(call: Attention, tactic: int) -> Array:
     made, batch = run_split(call, tactic), call.batch
     arguments = (
         {"rows": dtype_names(batch)["q"]},
-        {name: call.attributes[name] for name in ("num_heads", "head_dim", "window")}
+        {name: call.attributes[name] for name in ("num_heads", "head_dim", "window", "chunked")}
         | {"splits": SPLITS},
         batch.pool.shape[2],
         tactic,
@@ -88,6 +92,7 @@ def run_both(call: Attention, tactic: int) -> Array:
     [
         {"head_dim": 64},
         {"heads": 9, "kv_heads": 3, "head_dim": 24, "window": 700},
+        {"heads": 9, "kv_heads": 3, "head_dim": 24, "window": 330, "chunked": 1},
         {"heads": 7, "kv_heads": 1, "head_dim": 80, "softcap": 3.0, **HALF},
         {"head_dim": 16, **HALF, "pool": "f8e4m3", "by": KV_SCALES},
     ],
