@@ -74,9 +74,25 @@ class _Experts(StandardNodes):
         x, logits = self._node.inputs[:2]
         row = [1, self._num_rows, self._hidden]
         stacked = self.make("Unsqueeze", "experts.x", [x, self.axes(0)], self._dtype, row)
-        both = self._linear("gate_up", stacked)
-        down = self._linear("down", self._gated(both))
-        self._sum(down, expert_weights(self.rewriter, self._node, logits))
+        weights = expert_weights(self.rewriter, self._node, logits)
+        if self._node.attrs.get("weighs_inputs"):
+            # Rows are zero for experts that they did not choose, and so is what these give.
+            down = self._mlp(self._weighted(stacked, weights))
+            self._sum(self.cast("experts.out_f32", down, "f32"))
+            return
+        wide = self.cast("experts.out_f32", self._mlp(stacked), "f32")
+        shape = self._batched(self._hidden)
+        self._sum(self.make("Mul", "experts.weighted", [wide, weights], "f32", shape))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return self._linear("down", self._gated(self._linear("gate_up", x)))
+
+    def _weighted(self, x: Tensor, weights: Tensor) -> Tensor:
+        """[E, T, H], rounded to the activation type."""
+        wide = self.cast("experts.x_f32", x, "f32")
+        shape = self._batched(self._hidden)
+        weighted = self.make("Mul", "experts.weighted_x", [wide, weights], "f32", shape)
+        return self.cast("experts.given", weighted, self._dtype)
 
     def _linear(self, which: str, x: Tensor) -> Tensor:
         """x [1 or E, T, K] by the experts' weights [E, N, K] -> [E, T, N]."""
@@ -194,16 +210,14 @@ class _Experts(StandardNodes):
             )
         return self.make("Mul", "experts.product", [active, up], self._dtype, shape)
 
-    def _sum(self, outputs: Tensor, weights: Tensor) -> None:
+    def _sum(self, outputs: Tensor) -> None:
         """Over the experts in f32, rounded once, in the place of the node."""
         shape = self._batched(self._hidden)
-        wide = self.cast("experts.out_f32", outputs, "f32")
-        weighted = self.make("Mul", "experts.weighted", [wide, weights], "f32", shape)
         total = self.rewriter.variable(f"{self.site}.experts.sum.out", "f32", shape[1:])
         self.rewriter.node(
             "ReduceSum",
             f"{self.site}.experts.sum",
-            [weighted, self.axes(0)],
+            [outputs, self.axes(0)],
             [total],
             {"keepdims": 0},
         )

@@ -1,5 +1,5 @@
 // out = sum over a row's experts of weight * down(activation(gate) * up), or of weight *
-//       down(activation(up)), + sigmoid(shared_gate) * shared + residual.
+//       down(activation(up)), + sigmoid(shared_gate) * shared + residual. Weights may multiply x instead.
 //
 // Rows are grouped by expert, so that each expert's weights are read once for all its rows:
 // route, group, pack, gate_up, activate and pack, down, combine. A row's experts are added up in
@@ -243,9 +243,13 @@ void pack_inputs(const Scratch<C>& s, const moe_args& a, const GateUp<C>& half, 
                  const typename Scratch<C>::Thread& own) {
   const auto rounding = half.rounding(job.expert);
   const auto row_of = [&](std::int64_t i) {
-    const std::int64_t row = first_row + s.grouped[job.first + i] / C::top_k;
-    const auto* x = a.x.row<const typename C::x_t>(row);
-    for_vectors(C::H, [&](std::int64_t k, auto n) { rounding.store(own.row + k, k, load(x + k, n), n); });
+    const std::int64_t pair = s.grouped[job.first + i];
+    const auto* x = a.x.row<const typename C::x_t>(first_row + pair / C::top_k);
+    for_vectors(C::H, [&](std::int64_t k, auto n) {
+      Floats given = load(x + k, n);
+      if constexpr (C::weighs_inputs != 0) given = rounded<typename C::x_t>(s.weights[pair] * given);
+      rounding.store(own.row + k, k, given, n);
+    });
     half.finish(own.row);
     return own.row;
   };
@@ -299,7 +303,8 @@ void combine(const Scratch<C>& s, const moe_args& a, std::int64_t row, std::int6
     Floats total{};
     for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
       const std::int64_t pair = row_of_chunk * C::top_k + rank;
-      total = total + s.weights[pair] * load(s.y + pair * C::H + i, n);
+      const float weight = C::weighs_inputs != 0 ? 1.f : s.weights[pair];
+      total = total + weight * load(s.y + pair * C::H + i, n);
     }
     if constexpr (kPresent<typename C::shared_t>) {
       total = total + share * load(a.shared.row<const typename C::shared_t>(row) + i, n);

@@ -177,8 +177,12 @@ class _Call:
     @property
     def is_rewritten(self) -> bool:
         """Whether every expert has its own version of x, in the buffer `given`."""
-        scaled = self.site.has("gate_up_pre_scale")
+        scaled = self.site.has("gate_up_pre_scale") or self.weighs_inputs
         return scaled or self.site.attributes["act_quant"] != "none"
+
+    @property
+    def weighs_inputs(self) -> bool:
+        return bool(self.site.attributes["weighs_inputs"])
 
     @property
     def buffers(self) -> dict[str, tuple[str, int]]:
@@ -226,6 +230,7 @@ class _Call:
                 "RENORMALIZE": bool(self.site.attributes["renormalize"]),
                 "EPSILON": float(self.site.attributes["epsilon"]),
                 "SCALE": float(self.site.attributes["scale"]),
+                "WEIGHS_INPUTS": self.weighs_inputs,
                 "DEPTH": hidden,
                 "SCALES": self.scales(hidden),
                 "BLOCK": block,

@@ -62,6 +62,8 @@ MOE = FusedOp(
         # Added to the sum that weights are divided by.
         Attribute("epsilon", "float", 0.0),
         Attribute("scale", "float", 1.0),
+        # Weights multiply what experts read, in place of what they give.
+        Attribute("weighs_inputs", "int", 0),
         Attribute(
             "activation",
             "enum",

@@ -49,6 +49,7 @@ def reference(
     renormalize: int,
     epsilon: float,
     scale: float,
+    weighs_inputs: int,
     activation: str,
     limit: float,
     up_offset: float,
@@ -120,9 +121,10 @@ def reference(
     for rank in range(top_k):
         for expert in np.unique(experts[:, rank]):
             rows = np.flatnonzero(experts[:, rank] == expert)
+            given, share = _weighed(x[rows], weights[rows, rank, None], weighs_inputs)
             both = cast(
                 linear(
-                    x[rows],
+                    given,
                     expert,
                     gate_up,
                     gate_up_scale,
@@ -148,13 +150,21 @@ def reference(
                 down_pre_scale,
                 down_bias,
             )
-            total[rows] += weights[rows, rank, None] * y
+            total[rows] += share * y
     if shared is not None:
-        share = 1.0 if shared_gate is None else sigmoid(shared_gate)
-        total = total + share * shared.astype(np.float32)
+        opened = 1.0 if shared_gate is None else sigmoid(shared_gate)
+        total = total + opened * shared.astype(np.float32)
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
+
+
+def _weighed(rows: Array, weights: Array, weighs_inputs: int) -> tuple[Array, Array]:
+    """What an expert reads, and what multiplies its result."""
+    if not weighs_inputs:
+        return rows, weights
+    weighted = cast(weights * rows.astype(np.float32), str(rows.dtype))
+    return weighted, np.ones_like(weights)
 
 
 def _gated(

@@ -80,6 +80,7 @@ def route(
     RENORMALIZE: tl.constexpr,
     EPSILON: tl.constexpr,
     SCALE: tl.constexpr,
+    WEIGHS_INPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
     SCALES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -139,7 +140,7 @@ def route(
         if expert_scale is not None:
             share = share * tl.load(expert_scale + expert)
         tl.store(experts + pair, expert)
-        tl.store(shares + pair, share)
+        tl.store(shares + pair, 1.0 if WEIGHS_INPUTS else share)
         if given is not None:
             THROUGH: tl.constexpr = x.dtype.element_ty
             by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
@@ -147,6 +148,8 @@ def route(
                 k = begin + tl.arange(0, BLOCK)
                 inside = k < DEPTH
                 values = tl.load(x + row * X_STRIDE + k, mask=inside, other=0.0).to(tl.float32)
+                if WEIGHS_INPUTS:
+                    values = (values * share).to(THROUGH).to(tl.float32)
                 by_channel = None
                 if gate_up_pre_scale is not None:
                     scales = gate_up_pre_scale + tl.cast(expert, tl.int64) * DEPTH + k

@@ -16,6 +16,7 @@ ROWS, EXPERTS = 40, 5
 ROUTERS: Mapping[str, Mapping[str, int | float | str]] = {
     "softmax": {},
     "sigmoid": {"score": "sigmoid", "epsilon": 1e-6, "scale": 2.5},
+    "weighs inputs": {"score": "sigmoid", "weighs_inputs": 1},
     "groups": {"score": "sigmoid", "num_groups": 4, "top_groups": 2, "scale": 1.5},
     "sparsemixer": {"score": "sparsemixer", "margin": 0.5},
     "groups by the largest": {"num_groups": 4, "top_groups": 3, "group_score": "max"},
@@ -90,6 +91,8 @@ CASES = [
     Case("f32", "f4e2m1", 64, 32, 32, layout="row_major"),
     Case("f32", "f32", 16, 12, router="sigmoid", choice_bias=True, shared=True),
     Case("f32", "f32", 16, 12, router="sigmoid", shared=True, shared_gate=True, residual=False),
+    Case("f32", "f32", 16, 12, router="weighs inputs", top_k=1, renormalize=0, shared=True),
+    Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", router="weighs inputs", renormalize=0),
     Case("f32", "f32", 16, 12, router="groups", choice_bias=True, experts=12, top_k=4),
     Case("f32", "f32", 16, 12, router="sparsemixer", experts=12, renormalize=0),
     Case("f32", "f32", 16, 12, router="groups", experts=20, renormalize=0),

@@ -69,10 +69,12 @@ def test_8_bit_scales_are_along_one_axis_and_4_bit_ones_in_blocks() -> None:
             assert attribute in attributes(node)
 
 
-@pytest.mark.parametrize("renormalize", [0, 1])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_one_node_by_hand(renormalize: int, activation: str) -> None:
-    """Ties go to the lower expert, weights are shared out or not, both activations."""
+@pytest.mark.parametrize(
+    ("renormalize", "weighs_inputs", "activation"),
+    [(0, 0, "silu"), (1, 0, "gelu_tanh"), (0, 1, "silu")],
+)
+def test_one_node_by_hand(renormalize: int, weighs_inputs: int, activation: str) -> None:
+    """Ties go to the lower expert, weights are shared out or not, before experts or after them."""
     hand, experts, hidden, width = Hand(), 4, 8, 6
     x, logits = hand.input("x", "T", hidden), hand.input("logits", "T", experts)
     rng = np.random.default_rng(1)
@@ -82,6 +84,7 @@ def test_one_node_by_hand(renormalize: int, activation: str) -> None:
         "I": width,
         "top_k": 2,
         "renormalize": renormalize,
+        "weighs_inputs": weighs_inputs,
         "activation": activation,
         "weight_dtype": "f32",
         "out_dtype": "f32",
