@@ -35,6 +35,10 @@ SSM_AXES = ("num_pages", "heads", "state_size*head_dim")
 """A state-space layer's state: a matrix of each head, row by row."""
 SSM_STATE = Parameter("state", SSM_AXES, ("f32",), role="pool")
 SSM_STATE_OUT = Parameter("state_out", SSM_AXES, ("f32",), role="pool")
+SCAN_AXES = ("num_pages", "1", "state_size*channels")
+"""A selective scan's state: a row of all channels for each of its elements."""
+SCAN_STATE = Parameter("state", SCAN_AXES, ("f32",), role="pool")
+SCAN_STATE_OUT = Parameter("state_out", SCAN_AXES, ("f32",), role="pool")
 
 
 class PagedHeads:

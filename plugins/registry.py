@@ -18,6 +18,7 @@ from trtc.plugins.latent_attention.op import LATENT_ATTENTION
 from trtc.plugins.latent_kv_write.op import LATENT_KV_WRITE
 from trtc.plugins.layer_inputs.op import LAYER_INPUTS
 from trtc.plugins.linear.op import LINEAR
+from trtc.plugins.mamba1.op import MAMBA1
 from trtc.plugins.mamba2.op import MAMBA2
 from trtc.plugins.moe.op import MOE
 from trtc.plugins.op import FusedOp
@@ -49,6 +50,7 @@ REGISTRY: dict[str, FusedOp] = {
         SHORT_CONV,
         CAUSAL_CONV,
         GATED_DELTA,
+        MAMBA1,
         MAMBA2,
         SWIGLU,
         GATED_LINEAR,

@@ -7,7 +7,7 @@ from trtc.builder.fills import dummy_fill
 from trtc.plugins.registry import REGISTRY
 
 
-@pytest.mark.parametrize("operator", ["gated_delta", "mamba2"])
+@pytest.mark.parametrize("operator", ["gated_delta", "mamba1", "mamba2"])
 def test_states_decay(operator: str) -> None:
     """A state is multiplied by exp(rate * softplus(...)) for each token: the gain of 10,000."""
     (rate,) = (one for one in REGISTRY[operator].inputs if one.name == "rate")

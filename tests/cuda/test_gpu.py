@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
 
-from tests.support import ssm_calls
+from tests.support import scan_calls, ssm_calls
 from tests.support.delta_calls import LARGE, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, sliced
@@ -122,7 +122,17 @@ def test_recurrences_of_a_real_size(gpu: Gpu, shape: ssm_calls.Shape) -> None:
     assert_steps_agree(gpu, ssm_calls.Recurrences(*shape))
 
 
-def assert_steps_agree(gpu: Gpu, case: Deltas | ssm_calls.Recurrences) -> None:
+@pytest.mark.parametrize("shape", scan_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[1]}")
+def test_scans_of_a_real_size(gpu: Gpu, shape: scan_calls.Shape) -> None:
+    """As delta nets, by one variant."""
+    assert_steps_agree(gpu, scan_calls.Scans(*shape), variants=(0, 0))
+
+
+def assert_steps_agree(
+    gpu: Gpu,
+    case: Deltas | ssm_calls.Recurrences | scan_calls.Scans,
+    variants: tuple[int, int] = (0, 1),
+) -> None:
     before = case.call(case.history()).reference()["state_out"]
     decodes = (
         case.call(case.decode(), before),
@@ -131,7 +141,7 @@ def assert_steps_agree(gpu: Gpu, case: Deltas | ssm_calls.Recurrences) -> None:
     )
     steps = (case.call(case.step(), before), case.kept_call(case.step(), before))
     for run in (gpu.run, gpu.run_apart):
-        for variant, calls in ((0, decodes), (1, (*decodes, *steps))):
+        for variant, calls in zip(variants, (decodes, (*decodes, *steps)), strict=True):
             for call in calls:
                 found = run_lowered(call, run=run, sm=gpu.sm, variant=variant)
                 expected = call.reference()

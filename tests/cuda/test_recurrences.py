@@ -1,5 +1,5 @@
-"""gated_delta and mamba2 as they are lowered for a GPU, by Triton's interpreter, against their
-references."""
+"""gated_delta, mamba1 and mamba2 as they are lowered for a GPU, by Triton's interpreter, against
+their references."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,22 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import delta_calls, ssm_calls
+from tests.support import delta_calls, scan_calls, ssm_calls
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered
 from tests.support.triton_kernels import needs_triton
 
 needs_triton()
 
-Case = delta_calls.Deltas | ssm_calls.Recurrences
+Case = delta_calls.Deltas | ssm_calls.Recurrences | scan_calls.Scans
 CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases()]
-DECODE, ANY = 0, 1
-by_variant = pytest.mark.parametrize("variant", [DECODE, ANY])
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
+DECODE, ANY, ONLY = 0, 1, -1
+by_case = pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        *((case, variant) for case in CASES for variant in (DECODE, ANY)),
+        *((case, ONLY) for case in scan_calls.cases()),
+    ],
+    ids=str,
+)
 
 
 @by_case
-@by_variant
 @pytest.mark.parametrize("stale", [0, 3])
 def test_the_kernels_agree_with_their_reference(case: Case, variant: int, stale: int) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
@@ -32,7 +37,6 @@ def test_the_kernels_agree_with_their_reference(case: Case, variant: int, stale:
 
 
 @by_case
-@by_variant
 def test_drafts_go_on_from_the_rows_before_them(case: Case, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=True)
@@ -40,7 +44,6 @@ def test_drafts_go_on_from_the_rows_before_them(case: Case, variant: int) -> Non
 
 
 @by_case
-@by_variant
 def test_the_state_before_the_last_token_can_be_kept(case: Case, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)

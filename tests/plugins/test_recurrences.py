@@ -1,14 +1,14 @@
-"""The kernels of gated delta nets and of Mamba-2, and their states in pages."""
+"""The kernels of gated delta nets, of Mamba and Mamba-2, and their states in pages."""
 
 import numpy as np
 import pytest
 
-from tests.support import delta_calls, ssm_calls
+from tests.support import delta_calls, scan_calls, ssm_calls
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
 from tests.support.state_calls import STEP
 
-Case = delta_calls.Deltas | ssm_calls.Recurrences
-CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases()]
+Case = delta_calls.Deltas | ssm_calls.Recurrences | scan_calls.Scans
+CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases(), *scan_calls.cases()]
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 

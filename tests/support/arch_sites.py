@@ -184,6 +184,18 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dtype="bf16",
         ),
     ),
+    "mamba1": (
+        _site(
+            "mamba1",
+            {"channels": 4 * HEAD_DIM},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+            | dict.fromkeys(("state", "rate", "dt_bias", "skip", "state_out"), "f32")
+            | _bf16("x", "z", "dt", "b", "c", "out"),
+            channels=4 * HEAD_DIM,
+            state_size=16,
+            page_size=PAGE_SIZE,
+        ),
+    ),
     "mamba2": (
         _site(
             "mamba2",

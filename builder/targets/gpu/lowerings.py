@@ -25,6 +25,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.latent_kv_write import cuda as latent_kv_write
     from trtc.plugins.layer_inputs import cuda as layer_inputs
     from trtc.plugins.linear import cuda as linear
+    from trtc.plugins.mamba1 import cuda as mamba1
     from trtc.plugins.mamba2 import cuda as mamba2
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
@@ -51,6 +52,7 @@ def lowerings() -> Mapping[str, Lower]:
         "latent_kv_write": latent_kv_write.lower,
         "layer_inputs": layer_inputs.lower,
         "linear": linear.lower,
+        "mamba1": mamba1.lower,
         "mamba2": mamba2.lower,
         "moe": moe.lower,
         "paged_attention": paged_attention.lower,
