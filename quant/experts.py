@@ -5,7 +5,8 @@ gives those one input scale for all experts, does not smooth them for AWQ or Smo
 export them with AWQ; linears it treats in full.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,9 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "GraniteMoeHybridExperts": _PROJ,
     "GraniteMoeSharedExperts": _PROJ,
     "HunYuanMoEV1Experts": _PROJ,
+    "JambaExperts": _PROJ,
     "Lfm2MoeExperts": _NUMBERED,
+    "Llama4TextExperts": _PROJ,
     "MiniMaxM2Experts": _NUMBERED,
     "Mistral4Experts": _PROJ,
     "MixtralExperts": _NUMBERED,
@@ -40,6 +43,8 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Gate, if there is one, up and down as checkpoints name them, by Transformers' class. They all
 compute down(act_fn(gate(x)) * up(x)), with gate's rows first where gate and up are one tensor."""
+_TRANSPOSED = "Llama4TextExperts"
+"""Its tensors are [E, H, 2 * I] and [E, I, H]."""
 
 STARVED_TOKENS = 64
 """An expert that calibration routes fewer tokens to has no statistics of its own."""
@@ -80,6 +85,8 @@ class SeparateExperts(nn.Module):
         fused_name = "gate_up_proj" if len(names) == 3 else "up_proj"
         gate_up = cast(torch.Tensor, getattr(fused, fused_name)).detach()
         down = cast(torch.Tensor, fused.down_proj).detach()
+        if type(fused).__name__ == _TRANSPOSED:
+            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         act = cast(nn.Module, fused.act_fn)
         super().__init__()
         for number, weights in enumerate(zip(gate_up, down, strict=True)):
@@ -95,9 +102,17 @@ class SeparateExperts(nn.Module):
         return self.get_submodule(str(number))
 
     def forward(
-        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor | None = None,
+        top_k_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, H] hidden, [T, k] chosen experts and their weights -> [T, H]."""
+        """[T, H] hidden, [T, k] chosen experts and their weights -> [T, H].
+
+        Of Llama 4 [E * T, H], every expert's rows by their weights, -> [E * T, H].
+        """
+        if top_k_index is None or top_k_weights is None:
+            return self._weighted_rows(hidden)
         combined = torch.zeros_like(hidden)
         for number in range(len(self)):
             expert = self[number]
@@ -109,6 +124,21 @@ class SeparateExperts(nn.Module):
                 weighted = expert(hidden[rows]) * top_k_weights[rows, position, None]
                 combined.index_add_(0, rows, weighted.to(combined.dtype))
         return combined
+
+    def _weighted_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows that chose other experts have been multiplied by 0, and give 0."""
+        found = torch.zeros_like(hidden)
+        parts = zip(hidden.chunk(len(self)), found.chunk(len(self)), strict=True)
+        for number, (given, out) in enumerate(parts):
+            rows = given.any(dim=1)
+            count = int(rows.sum())
+            self.tokens_seen[number] += count if self.collecting else 0
+            if self.collecting and number in self.starved:
+                # Rows that chose others are lost; what those read stands in.
+                self[number](sum(hidden.chunk(len(self))))
+            if count:
+                out[rows] = self[number](given[rows])
+        return found
 
 
 def _linear(weight: torch.Tensor) -> nn.Linear:
@@ -146,6 +176,28 @@ def prepare_export() -> None:
     from modelopt.torch.export.registry import PrepareMoEInputsRegistry
 
     PrepareMoEInputsRegistry.register(SeparateExperts)(_nothing_to_fill_in)
+
+
+@contextmanager
+def own_factors() -> Iterator[None]:
+    """Within the block every expert keeps the factors that AWQ found for it.
+
+    trtc.moe takes them so. modelopt makes one of all experts' factors in the models that it lists,
+    and fails in others whose block it takes for a mixture (OLMoE, Llama 4).
+    """
+    from modelopt.torch.export import unified_export_hf as export
+
+    listed = export.get_experts_list
+    export.get_experts_list = _no_experts
+    try:
+        yield
+    finally:
+        export.get_experts_list = listed
+
+
+def _no_experts(module: nn.Module, model_type: str) -> list[Any]:
+    """Groups of experts that share their factors."""
+    return []
 
 
 def _nothing_to_fill_in(name: str, moe_block: nn.Module, context: Any) -> None:

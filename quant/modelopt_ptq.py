@@ -18,7 +18,7 @@ from trtc.quant import nvfp4
 from trtc.quant.awq import Forward, with_fast_search
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.experts import SeparateExperts, prepare_export
+from trtc.quant.experts import SeparateExperts, own_factors, prepare_export
 from trtc.quant.layer_error import measure_layers
 from trtc.quant.linears import BATCH, NEVER_QUANTIZED, quantizable_linears, run_decoder
 from trtc.quant.quiet import quiet_libraries
@@ -130,7 +130,7 @@ def calibrate(
             guard.remove()
         _check_scales(model)
         # The export does this too: once done, what is measured is what is shipped.
-        with norms_kept_for_others(model):
+        with norms_kept_for_others(model), own_factors():
             requantize_resmooth_fused_llm_layers(model)
 
 
@@ -225,7 +225,7 @@ def export(model: Any, output_dir: Path) -> None:
         from modelopt.torch.export import export_hf_checkpoint
 
         prepare_export()
-        with torch.inference_mode(), norms_kept_for_others(model):
+        with torch.inference_mode(), norms_kept_for_others(model), own_factors():
             export_hf_checkpoint(model, export_dir=output_dir)
     for file in output_dir.iterdir():
         file.chmod(0o644)  # safetensors writes them for the owner alone
