@@ -16,6 +16,7 @@ from trtc.builder.spec import (
     DecoderSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     ShortConvSpec,
@@ -53,7 +54,7 @@ def cache_layout(
 
     Args:
         state_dtype: of convolutions' columns: that of activations, which they are. The matrices
-            of delta nets and of Mamba-2 are f32.
+            of delta nets and of Mamba are f32.
         window_groups: whether the target releases pages that a window has left. Without, or
             where layers have pages of different sizes, all layers keep every token.
     """
@@ -86,7 +87,7 @@ def default_page_size(
 ) -> int:
     """Tokens of a page where nobody asks for a number.
 
-    Pages are of one size, whatever they hold. Beside the matrices of delta nets and of Mamba-2, a
+    Pages are of one size, whatever they hold. Beside the matrices of delta nets and of Mamba, a
     page of few tokens would waste most of its bytes: then it is the first size that has room for a
     sequence's states, as long as sequences may fill one.
     """
@@ -144,6 +145,16 @@ def _state_entries(index: int, mixer: MixerSpec | None, dtype: KvDType) -> tuple
             heads=mixer.num_value_heads,
             key_dim=mixer.key_dim,
             value_dim=mixer.value_dim,
+            dtype=dtype,
+        )
+    if isinstance(mixer, Mamba1Spec):
+        return matrix_entries(
+            index,
+            num_columns=mixer.taps - 1,
+            channels=mixer.channels,
+            heads=1,
+            key_dim=mixer.state_size,
+            value_dim=mixer.channels,
             dtype=dtype,
         )
     if isinstance(mixer, Mamba2Spec):

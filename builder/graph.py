@@ -33,6 +33,7 @@ from trtc.builder.spec import (
     LayerInputsSpec,
     LayerSpec,
     LinearSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     MoeMlpSpec,
@@ -55,6 +56,7 @@ from trtc.builder.weights import (
     norm_weight,
     of_heads,
     plain_linear,
+    scan_rate,
     source_recipe,
 )
 from trtc.plugins.iq4 import VALUES
@@ -287,6 +289,9 @@ class _SourceGraph:
         elif isinstance(mixer, GatedDeltaSpec):
             name = "delta"
             mixed, *written = self._gated_delta(index, mixer, x, pools, steps)
+        elif isinstance(mixer, Mamba1Spec):
+            name = "mamba"
+            mixed, *written = self._mamba1(index, mixer, x, pools, steps)
         elif isinstance(mixer, Mamba2Spec):
             name = "mamba"
             mixed, *written = self._mamba2(index, mixer, x, pools, steps)
@@ -340,6 +345,7 @@ class _SourceGraph:
             head_dim=spec.head_dim,
             scale=spec.scale,
             window=spec.window or 0,
+            chunked=int(spec.chunked),
             softcap=spec.softcap or 0.0,
             out_dtype=self._dtype,
         )
@@ -454,8 +460,8 @@ class _SourceGraph:
         if scale is None:
             return None
         length = self._request.limits.max_seq_len
-        table = QueryScaleTable(scale.beta, scale.original_length, length)
-        name = f"rope.q_scale_f32.{scale.original_length}.{scale.beta:g}"
+        table = QueryScaleTable(scale.beta, scale.original_length, length, scale.offset)
+        name = f"rope.q_scale_f32.{scale.offset}.{scale.original_length}.{scale.beta:g}"
         recipe = Cast(Cast(table, self._dtype), "f32")
         return self._writer.weight(name, Tensor(recipe, "f32", (length,)))
 
@@ -531,6 +537,50 @@ class _SourceGraph:
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
 
+    def _mamba1(
+        self, index: int, spec: Mamba1Spec, x: Value, states: Sequence[Value], steps: _StepInputs
+    ) -> tuple[Value, Value, Value]:
+        site, (columns, matrix) = f"layers.{index}.mamba", states
+        places = self._places(index, steps)
+        z = self._linear(f"{site}.z", spec.z, x)
+        given = self._linear(f"{site}.x", spec.x, x)
+        mixed, columns_out = self._causal_conv(site, spec, given, columns, places)
+        b, c, time = (
+            self._optional_norm(
+                f"{site}.{name}_norm", norm, self._linear(f"{site}.{name}", linear, mixed)
+            )
+            for name, linear, norm in (
+                ("b", spec.b, spec.b_norm),
+                ("c", spec.c, spec.c_norm),
+                ("time", spec.time, spec.time_norm),
+            )
+        )
+        out, matrix_out = self._writer.node_of_two(
+            "mamba1",
+            f"{site}.mamba1",
+            [
+                mixed,
+                z,
+                self._linear(f"{site}.dt", spec.dt, time),
+                b,
+                c,
+                matrix,
+                *places,
+                self._writer.weight(f"{site}.rate", scan_rate(spec)),
+                self._writer.weight(f"{site}.dt_bias", of_heads(spec.dt_bias, spec.channels)),
+                self._writer.weight(f"{site}.skip", of_heads(spec.skip, spec.channels)),
+            ],
+            (
+                Value(f"{site}.mamba1.out", self._dtype, z.shape),
+                Value(f"{matrix.name}_out", matrix.dtype, matrix.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            channels=spec.channels,
+            state_size=spec.state_size,
+            page_size=self._page_size,
+        )
+        return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
+
     def _mamba2(
         self, index: int, spec: Mamba2Spec, x: Value, states: Sequence[Value], steps: _StepInputs
     ) -> tuple[Value, Value, Value]:
@@ -584,7 +634,7 @@ class _SourceGraph:
     def _causal_conv(
         self,
         site: str,
-        spec: GatedDeltaSpec | Mamba2Spec,
+        spec: GatedDeltaSpec | Mamba1Spec | Mamba2Spec,
         x: Value,
         columns: Value,
         places: Sequence[Value],
@@ -596,7 +646,7 @@ class _SourceGraph:
             *places,
             self._writer.weight(f"{site}.conv.weight", conv_weight(spec, self._dtype)),
         ]
-        if isinstance(spec, Mamba2Spec) and spec.has_bias:
+        if isinstance(spec, Mamba1Spec | Mamba2Spec) and spec.has_bias:
             inputs.append(self._writer.weight(f"{site}.conv.bias", conv_bias(spec, self._dtype)))
         return self._writer.node_of_two(
             "causal_conv",
@@ -670,8 +720,8 @@ class _SourceGraph:
     def _query_scale(self, site: str, scale: QueryScale, x: Value, steps: _StepInputs) -> Value:
         """Each row by the factor of its position, which is rounded to the activation type."""
         length = self._request.limits.max_seq_len
-        table = QueryScaleTable(scale.beta, scale.original_length, length)
-        name = f"rope.q_scale.{scale.original_length}.{scale.beta:g}"
+        table = QueryScaleTable(scale.beta, scale.original_length, length, scale.offset)
+        name = f"rope.q_scale.{scale.offset}.{scale.original_length}.{scale.beta:g}"
         weight = self._writer.weight(name, Tensor(Cast(table, self._dtype), self._dtype, (length,)))
         factors = self._writer.node(
             "Gather", f"{site}.gather", [weight, steps["positions"]], x.dtype, ("T",), axis=0
@@ -803,6 +853,7 @@ class _SourceGraph:
             renormalize=int(router.renormalize),
             epsilon=router.epsilon,
             scale=router.scale,
+            weighs_inputs=int(router.weighs_inputs),
             activation=mlp.experts[0].activation,
             limit=mlp.experts[0].limit or 0.0,
             up_offset=mlp.experts[0].up_offset,

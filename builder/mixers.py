@@ -1,6 +1,12 @@
 """Checks, before any work, that a target has the kernels of a model's layers."""
 
-from trtc.builder.spec import DecoderSpec, GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from trtc.builder.spec import (
+    DecoderSpec,
+    GatedDeltaSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    ShortConvSpec,
+)
 from trtc.builder.targets.base import Target
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import SCALE_BYTES, KvDType
@@ -97,5 +103,6 @@ def _stateful(spec: DecoderSpec) -> str:
 _STATEFUL = {
     ShortConvSpec: "short convolutions",
     GatedDeltaSpec: "gated delta nets",
+    Mamba1Spec: "Mamba layers",
     Mamba2Spec: "Mamba-2 layers",
 }

@@ -158,14 +158,15 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class QueryScaleTable:
-    """1 + beta * ln(1 + floor(p / original_length)) of every position p: [length] f32."""
+    """[length] f32: 1 + beta * ln(1 + floor((p + offset) / original_length)) of each position p."""
 
     beta: float
     original_length: int
     length: int
+    offset: int = 0
 
     def load(self, reader: TensorReader) -> Array:
-        steps = np.arange(self.length, dtype=np.int64) // self.original_length
+        steps = (np.arange(self.length, dtype=np.int64) + self.offset) // self.original_length
         return np.float32(1) + np.float32(self.beta) * np.log1p(steps.astype(np.float32))
 
 

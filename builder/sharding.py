@@ -7,6 +7,7 @@ from trtc.builder.spec import (
     DecoderSpec,
     GatedDeltaSpec,
     LinearSpec,
+    Mamba1Spec,
     ShortConvSpec,
 )
 from trtc.protos.errors import RequestError
@@ -56,7 +57,7 @@ def _problem(
 def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
     yield spec.vocab_size, "the vocabulary"
     for layer in spec.layers:
-        if isinstance(layer.mixer, ShortConvSpec):
+        if isinstance(layer.mixer, ShortConvSpec | Mamba1Spec):
             yield layer.mixer.channels, "the convolutions' channels"
         elif isinstance(layer.mixer, GatedDeltaSpec):
             yield layer.mixer.num_key_heads, "the number of key heads"

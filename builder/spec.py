@@ -145,11 +145,13 @@ NO_ROPE = RopeSpec(rotary_dim=2, inv_freq=(0.0,))
 
 @dataclass(frozen=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_length)), after
-    rope (Llama 4, Ministral 3)."""
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) /
+    original_length)), after rope (Ministral 3, Llama 4)."""
 
     beta: float
     original_length: int
+    offset: int = 0
+    """1: Llama 4 counts a token itself."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ class AttentionSpec:
     query_scale: QueryScale | None = None
     window: int | None = None
     """A token sees itself and the window-1 tokens before it; None: all."""
+    chunked: bool = False
+    """With a window: a token sees those of its chunk of `window` positions instead (Llama 4)."""
     softcap: float | None = None
     """scores = softcap * tanh(scores / softcap)."""
     gate: LinearSpec | None = None
@@ -299,6 +303,54 @@ class GatedDeltaSpec:
 
 
 @dataclass(frozen=True)
+class Mamba1Spec:
+    """A state-space layer of Mamba: every channel has a state of its own.
+
+    x = silu(conv(x(input))), where `conv` is causal and depthwise; B, C and the steps come of x
+    itself, and out_proj(o) with the o of plugins/mamba1, which reads z(input) too. `time`, `b` and
+    `c` are few rows of one tensor and, as `dt`, never quantised.
+    """
+
+    x: LinearSpec
+    """[channels, H]"""
+    z: LinearSpec
+    """[channels, H]"""
+    time: LinearSpec
+    """[rank, channels]: steps = softplus(dt(time_norm(time(x))) + dt_bias)."""
+    b: LinearSpec
+    """[N, channels]"""
+    c: LinearSpec
+    """[N, channels]"""
+    dt: LinearSpec
+    """[channels, rank], without its bias."""
+    out_proj: LinearSpec
+    conv: str
+    """Checkpoint prefix of the convolution's tensors: its weight is [channels, 1, taps]."""
+    taps: int
+    a_log: str
+    """Tensor name, [channels, N]: a step t forgets exp(-exp(a_log) * t)."""
+    dt_bias: str
+    """Tensor name, [channels]."""
+    skip: str
+    """Tensor name, [channels]: what of x is added to the result (D)."""
+    channels: int
+    rank: int
+    state_size: int
+    """N."""
+    time_norm: NormSpec | None = None
+    """Of what `time`, `b` and `c` give (Jamba)."""
+    b_norm: NormSpec | None = None
+    c_norm: NormSpec | None = None
+    has_bias: bool = False
+    """Of the convolution."""
+
+    @property
+    def projections(self) -> tuple[LinearSpec, ...]:
+        """Those of x."""
+        return (self.time, self.b, self.c, self.dt)
+
+
+@dataclass(frozen=True)
 class Mamba2Spec:
     """A state-space layer of Mamba-2: a linear recurrence with a matrix as its state.
 
@@ -348,10 +400,10 @@ class Mamba2Spec:
         return self.width + 2 * self.num_groups * self.state_size
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | GatedDeltaSpec | Mamba2Spec
-"""What mixes tokens."""
-RecurrentSpec = ShortConvSpec | GatedDeltaSpec | Mamba2Spec
+RecurrentSpec = ShortConvSpec | GatedDeltaSpec | Mamba1Spec | Mamba2Spec
 """Mixers that keep a state of each sequence, the last inputs of a convolution among it."""
+MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrentSpec
+"""What mixes tokens."""
 
 
 @dataclass(frozen=True)
@@ -421,6 +473,8 @@ class RouterSpec:
     """routed_scaling_factor."""
     expert_scale: str | None = None
     """Tensor name, [E]."""
+    weighs_inputs: bool = False
+    """Weights multiply what experts read, in place of what they give (Llama 4)."""
 
 
 @dataclass(frozen=True)
@@ -451,6 +505,8 @@ class MoeMlpSpec:
     a row (Nemotron-3 Super)."""
     norms: BranchNorms | None = None
     """None: all of them read what the layer's `mlp_norm` gives."""
+    fused_transposed: bool = False
+    """Where the experts lie in two tensors, these are [E, H, 2 * I] and [E, I, H] (Llama 4)."""
 
     @property
     def latent_linears(self) -> tuple[LinearSpec, ...]:
@@ -544,6 +600,8 @@ class LayerSpec:
             return (*before, mixer.q, mixer.kv_a, mixer.o)
         if isinstance(mixer, GatedDeltaSpec):
             return (mixer.qkv, mixer.z, mixer.out_proj)
+        if isinstance(mixer, Mamba1Spec):
+            return (mixer.x, mixer.z, mixer.out_proj)
         if isinstance(mixer, Mamba2Spec):
             return (mixer.z, mixer.xbc, mixer.dt, mixer.out_proj)
         gate = () if mixer.gate is None else (mixer.gate,)

@@ -22,6 +22,7 @@ from trtc.builder.spec import (
     Interleaved,
     LatentAttentionSpec,
     LinearSpec,
+    Mamba1Spec,
     Mamba2Spec,
     NormSpec,
     OfExperts,
@@ -142,7 +143,7 @@ def conv_weight(conv: RecurrentSpec, dtype: str) -> Tensor:
     return Tensor(Cast(Apply(_by_tap, (recipe,)), "f32"), "f32", (conv.taps, conv.channels))
 
 
-def conv_bias(conv: ShortConvSpec | Mamba2Spec, dtype: str) -> Tensor:
+def conv_bias(conv: ShortConvSpec | Mamba1Spec | Mamba2Spec, dtype: str) -> Tensor:
     """[channels] in f32, rounded to `dtype` first."""
     recipe = Cast(Load(f"{conv.conv}.bias"), dtype)
     return Tensor(Cast(recipe, "f32"), "f32", (conv.channels,))
@@ -234,6 +235,12 @@ def decay_rate(a_log: str, heads: int) -> Tensor:
     return Tensor(Apply(_minus_exp, (Cast(Load(a_log), "f32"),)), "f32", (heads,))
 
 
+def scan_rate(mamba: Mamba1Spec) -> Tensor:
+    """[state_size, channels] in f32: -exp(a_log), which multiplies the steps."""
+    recipe = Apply(_minus_exp_transposed, (Cast(Load(mamba.a_log), "f32"),))
+    return Tensor(recipe, "f32", (mamba.state_size, mamba.channels))
+
+
 def of_heads(name: str, heads: int) -> Tensor:
     """[heads] in f32: a number of each head, such as dt_bias."""
     return Tensor(Cast(Load(name), "f32"), "f32", (heads,))
@@ -241,6 +248,10 @@ def of_heads(name: str, heads: int) -> Tensor:
 
 def _minus_exp(a_log: Array) -> Array:
     return -np.exp(a_log)
+
+
+def _minus_exp_transposed(a_log: Array) -> Array:
+    return np.ascontiguousarray(_minus_exp(a_log).T)
 
 
 def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:

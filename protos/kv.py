@@ -40,7 +40,7 @@ class Plane(Record, frozen=True):
 
     name: Literal["k", "v", "latent", "columns", "matrix"]
     """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net or of
-    Mamba-2."""
+    Mamba."""
     heads: Count
     """For a convolution's state: the number of its columns."""
     width: Count
@@ -99,7 +99,7 @@ class Window(Record, frozen=True, tag="window"):
 
 class State(Record, frozen=True, tag="state"):
     """A fixed number of bytes, however long the sequence is: the last inputs of a convolution, or
-    the matrix of a delta net or of Mamba-2."""
+    the matrix of a delta net or of Mamba."""
 
 
 class Group(Record, frozen=True):
@@ -314,7 +314,7 @@ def matrix_entries(
     value_dim: int,
     dtype: KvDType,
 ) -> tuple[Entry, Entry]:
-    """The cache of a gated delta net or of Mamba-2: its convolution's last inputs, of the type of
+    """The cache of a gated delta net or of Mamba: its convolution's last inputs, of the type of
     activations, and a matrix [key_dim, value_dim] in f32 for each head."""
     matrix = Plane(name="matrix", heads=heads, width=key_dim * value_dim, dtype="f32")
     columns = convolution_entry(layer, num_columns=num_columns, width=channels, dtype=dtype)

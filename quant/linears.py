@@ -30,6 +30,9 @@ NEVER_QUANTIZED = (
     "*.in_proj_a.*",
     "*.in_proj_b.*",
     "*.in_proj_ba.*",
+    # Of Mamba: steps, and what a state takes in and gives.
+    "*.mamba.x_proj.*",
+    "*.mamba.dt_proj.*",
     # Of Gemma 4, before the layers.
     "*per_layer_model_projection*",
 )

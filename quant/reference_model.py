@@ -116,6 +116,8 @@ def load_model(model_dir: Path, dtype: str) -> Any:
             )
     # export_hf_checkpoint needs it, and configs made in code lack it.
     model.config.architectures = model.config.architectures or [type(model).__name__]
+    if not hasattr(model, model.base_model_prefix):  # Llama 4's, within a model of several parts
+        model.base_model_prefix = "model"
     return model.eval()
 
 

@@ -12,6 +12,7 @@ from trtc.builder.spec import (
     GatedDeltaSpec,
     LatentAttentionSpec,
     LinearSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     MoeMlpSpec,
@@ -174,10 +175,12 @@ def _fused_experts(mlp: MoeMlpSpec, both: str, downs: str) -> MoeMlpSpec:
 
     def fused(index: int, expert: DenseMlpSpec) -> DenseMlpSpec:
         hidden, width = expert.up.in_features, expert.up.out_features
-        down = LinearSpec(downs, width, hidden, of_experts=OfExperts(index, number, hidden))
+        turned = mlp.fused_transposed
+        of = OfExperts(index, number, hidden, transposed=turned)
+        down = LinearSpec(downs, width, hidden, of_experts=of)
 
         def part(first: int, rows: int) -> LinearSpec:
-            of = OfExperts(index, number, rows, first=first)
+            of = OfExperts(index, number, rows, first=first, transposed=turned)
             return LinearSpec(both, hidden, width, of_experts=of)
 
         if expert.gate is None:
@@ -223,6 +226,14 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec | None) -> None:
         _add_norm(shapes, mixer.norm, mixer.value_dim)
     elif mixer.has_bias:
         shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
+    if isinstance(mixer, Mamba1Spec):
+        for linear in mixer.projections:
+            _add_linear(shapes, linear)
+        shapes[mixer.a_log] = (mixer.channels, mixer.state_size)
+        shapes[mixer.dt_bias] = shapes[mixer.skip] = (mixer.channels,)
+        _add_norm(shapes, mixer.time_norm, mixer.rank)
+        _add_norm(shapes, mixer.b_norm, mixer.state_size)
+        _add_norm(shapes, mixer.c_norm, mixer.state_size)
     if isinstance(mixer, Mamba2Spec):
         heads = (mixer.num_heads,)
         shapes[mixer.a_log] = shapes[mixer.dt_bias] = shapes[mixer.skip] = heads

@@ -14,6 +14,7 @@ INTEGERS: Mapping[str, int] = {
     "num_hidden_layers": 1 << 10,
     "hidden_size": 1 << 17,
     "intermediate_size": 1 << 20,
+    "intermediate_size_mlp": 1 << 20,
     "moe_intermediate_size": 1 << 20,
     "shared_expert_intermediate_size": 1 << 20,
     "shared_intermediate_size": 1 << 20,
@@ -65,6 +66,11 @@ INTEGERS: Mapping[str, int] = {
     "mamba_d_state": 1 << 9,
     "mamba_d_conv": 1 << 6,
     "mamba_expand": 1 << 6,
+    "mamba_dt_rank": 1 << 14,
+    "attn_layer_period": 1 << 10,
+    "attn_layer_offset": 1 << 10,
+    "expert_layer_period": 1 << 10,
+    "expert_layer_offset": 1 << 10,
 }
 """Upper bound by name; the lower one is 1."""
 NUMBERS: Mapping[str, tuple[float, float]] = {
@@ -92,6 +98,7 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "router_jitter_noise": (0.0, 1.0),
     "mscale_all_dim": (0.0, 1e6),
     "llama_4_scaling_beta": (0.0, 1e6),
+    "attn_scale": (0.0, 1e6),
     "embedding_multiplier": (1e-6, 1e6),
     "residual_multiplier": (1e-6, 1e6),
     "attention_multiplier": (1e-6, 1e6),

@@ -23,7 +23,8 @@ from trtc.builder.spec import (
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
 EMBEDDING = "model.embed_tokens"
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_NO_ROPE_INTERVAL = 4
 """Layer types."""
 RELU2: Mapping[str, Activation] = {"relu2": "relu2"}
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
@@ -229,8 +230,41 @@ def layer_spec(
     )
 
 
-def layer_type(config: Config, index: int, default_type: str) -> str:
+def rope_layers(config: Config) -> tuple[bool, ...]:
+    """Of each layer, whether it has a rotary embedding: `no_rope_layers` has 1 where there is one,
+    else all but every `no_rope_layer_interval`-th do.
+
+    Raises:
+        CheckpointError: it has too few layers, or something else than 0 and 1.
+    """
+    layers = config.integer("num_hidden_layers")
+    given = config.sequence("no_rope_layers")
+    if given is None:
+        interval = config.integer("no_rope_layer_interval", _NO_ROPE_INTERVAL)
+        return tuple((index + 1) % interval != 0 for index in range(layers))
+    if len(given) < layers:
+        raise CheckpointError(
+            f"names {len(given)} layers of {layers}", field="config.json: no_rope_layers"
+        )
+    for one in given:
+        if one not in (0, 1):
+            raise CheckpointError(
+                f"has {shown(one)}, not 0 or 1", field="config.json: no_rope_layers"
+            )
+    return tuple(bool(one) for one in given)
+
+
+def layer_type(
+    config: Config,
+    index: int,
+    default_type: str,
+    *,
+    known: tuple[str, ...] = (FULL, SLIDING),
+) -> str:
     """Of layer `index`: `layer_types` decides, else the family's rule.
+
+    Args:
+        known: what the family may have.
 
     Raises:
         UnsupportedError: a layer type that trtc does not have.
@@ -243,12 +277,12 @@ def layer_type(config: Config, index: int, default_type: str) -> str:
             field="config.json: layer_types",
         )
     kind = default_type if kinds is None else kinds[index]
-    if kind in (FULL, SLIDING):
-        return str(kind)
+    if isinstance(kind, str) and kind in known:
+        return kind
     raise UnsupportedError(
         f"layer type {shown(kind)} is not supported",
         field="config.json: layer_types",
-        remedy=f"trtc knows {FULL} and {SLIDING}",
+        remedy=f"trtc knows {' and '.join(known)} in this family",
     )
 
 

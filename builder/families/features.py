@@ -9,6 +9,7 @@ from trtc.builder.spec import (
     DenseMlpSpec,
     GatedDeltaSpec,
     LayerSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MoeMlpSpec,
     NormSpec,
@@ -68,7 +69,8 @@ FEATURES: Mapping[str, _Test] = {
     "layers that differ in heads": lambda spec: (
         len({(one.num_kv_heads, one.head_dim) for _, one in spec.attentions}) > 1
     ),
-    "sliding windows": _any_attention(lambda one: one.window is not None),
+    "sliding windows": _any_attention(lambda one: one.window is not None and not one.chunked),
+    "chunked attention": _any_attention(lambda one: one.chunked),
     "layers without rotary embedding": _any_attention(lambda one: one.rope is NO_ROPE),
     "interleaved rotary embedding": _any_attention(lambda one: one.q.interleaved is not None),
     "partial rotary embedding": _any_attention(
@@ -91,6 +93,7 @@ FEATURES: Mapping[str, _Test] = {
     "clamped experts": _any_mixture(lambda mlp: mlp.experts[0].limit is not None),
     "sigmoid router": _any_mixture(lambda mlp: mlp.router.score == "sigmoid"),
     "sparsemixer router": _any_mixture(lambda mlp: mlp.router.score == "sparsemixer"),
+    "experts of weighted inputs": _any_mixture(lambda mlp: mlp.router.weighs_inputs),
     "experts chosen with a bias": _any_mixture(lambda mlp: mlp.router.choice_bias is not None),
     "experts in groups": _any_mixture(lambda mlp: mlp.router.num_groups > 1),
     "router bias": _any_mixture(lambda mlp: mlp.router.linear.has_bias),
@@ -101,6 +104,7 @@ FEATURES: Mapping[str, _Test] = {
     "latent attention": lambda spec: bool(spec.latent_attentions),
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),
+    "Mamba layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba1Spec)),
     "Mamba-2 layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba2Spec)),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),
     "inputs of each layer": lambda spec: spec.layer_inputs is not None,

@@ -23,8 +23,10 @@ from trtc.builder.families.granite import granite
 from trtc.builder.families.granite_hybrid import granite_moe_hybrid
 from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
 from trtc.builder.families.hunyuan import hunyuan_dense, hunyuan_moe
+from trtc.builder.families.jamba import jamba
 from trtc.builder.families.lfm2 import lfm2, lfm2_moe
 from trtc.builder.families.llama import ernie4_5, helium, internlm3, llama, seed_oss
+from trtc.builder.families.llama4 import llama4
 from trtc.builder.families.minimax_m2 import minimax_m2
 from trtc.builder.families.ministral3 import ministral3
 from trtc.builder.families.mistral import mistral
@@ -50,6 +52,8 @@ from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 _MAX_NAME = 100
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": llama,
+    "Llama4ForCausalLM": llama4,
+    "Llama4ForConditionalGeneration": llama4,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
@@ -76,6 +80,7 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeSharedForCausalLM": granite_moe_shared,
     "GraniteMoeHybridForCausalLM": granite_moe_hybrid,
     "MixtralForCausalLM": mixtral,
+    "JambaForCausalLM": jamba,
     "Ministral3ForCausalLM": ministral3,
     "Mistral3ForConditionalGeneration": mistral3,
     "Mistral4ForCausalLM": mistral4,

@@ -22,6 +22,7 @@ from trtc.builder.spec import (
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MoeMlpSpec,
     OfExperts,
@@ -129,6 +130,8 @@ class _Check:
             self.latent_attention(f"{place}.mixer", layer.mixer, hidden)
         elif isinstance(layer.mixer, GatedDeltaSpec):
             self.delta(f"{place}.mixer", layer.mixer, hidden)
+        elif isinstance(layer.mixer, Mamba1Spec):
+            self.mamba1(f"{place}.mixer", layer.mixer, hidden)
         elif isinstance(layer.mixer, Mamba2Spec):
             self.mamba2(f"{place}.mixer", layer.mixer, hidden)
         else:
@@ -155,11 +158,14 @@ class _Check:
         self.rope(f"{place}.rope", spec.rope, spec.head_dim)
         if spec.window is not None:
             self.between(f"{place}.window", spec.window, 1, 2**31 - 1)
+        elif spec.chunked:
+            self.fail(f"{place}.chunked", "is True, and there is no window")
         norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm, "v_norm": spec.v_norm}
         for name, norm in norms.items():
             if norm is not None and norm.centered:
                 self.fail(f"{place}.{name}.centered", "is True, and q, k and v have RMS norms only")
-            if norm is not None and spec.q.interleaved is not None:
+            is_weighted = norm is not None and norm.weight is not None
+            if is_weighted and spec.q.interleaved is not None:
                 self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
         if spec.norm_after_rope and spec.qk_norm == "row":
             self.fail(f"{place}.norm_after_rope", "is True, and norms over all heads are before it")
@@ -201,7 +207,7 @@ class _Check:
         source = spec.layers[mixer.kv_layer].mixer
         if not isinstance(source, AttentionSpec) or source.kv_layer is not None:
             self.fail(f"{place}.kv_layer", f"is {mixer.kv_layer}, which has no keys of its own")
-        for name in ("num_kv_heads", "head_dim", "window"):
+        for name in ("num_kv_heads", "head_dim", "window", "chunked"):
             if getattr(mixer, name) != getattr(source, name):
                 self.fail(f"{place}.{name}", f"is not that of layer {mixer.kv_layer}")
 
@@ -270,6 +276,22 @@ class _Check:
         self.linear(f"{place}.out_proj", spec.out_proj, heads * spec.value_dim, hidden)
         if spec.norm.centered:
             self.fail(f"{place}.norm.centered", "is True, and heads have RMS norms only")
+
+    def mamba1(self, place: str, spec: Mamba1Spec, hidden: int) -> None:
+        most = INTEGERS["mamba_expand"] * INTEGERS["hidden_size"]
+        self.between(f"{place}.channels", spec.channels, 1, most)
+        self.between(f"{place}.taps", spec.taps, 2, INTEGERS["mamba_d_conv"])
+        self.linear(f"{place}.x", spec.x, hidden, spec.channels)
+        self.linear(f"{place}.z", spec.z, hidden, spec.channels)
+        self.linear(f"{place}.time", spec.time, spec.channels, spec.rank)
+        self.linear(f"{place}.b", spec.b, spec.channels, spec.state_size)
+        self.linear(f"{place}.c", spec.c, spec.channels, spec.state_size)
+        self.linear(f"{place}.dt", spec.dt, spec.rank, spec.channels)
+        self.linear(f"{place}.out_proj", spec.out_proj, spec.channels, hidden)
+        for name in ("time_norm", "b_norm", "c_norm"):
+            norm = getattr(spec, name)
+            if norm is not None and norm.centered:
+                self.fail(f"{place}.{name}.centered", "is True, and steps have RMS norms only")
 
     def mamba2(self, place: str, spec: Mamba2Spec, hidden: int) -> None:
         if spec.num_heads % spec.num_groups:

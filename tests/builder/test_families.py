@@ -152,7 +152,10 @@ MINISTRAL3_UNSCALED = {
 }
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2", "gemma3", "mixtral"])
+LLAMA4_NO_STEP = {"moe_layers": ..., "interleave_moe_layer_step": 0}
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2", "gemma3", "mixtral", "llama4"])
 def test_pages_that_a_window_has_left_are_nobodys(family: str, tmp_path: Path) -> None:
     """Each group has its own page table; pages out of every window go to others at once."""
     path = tiny_checkpoint(family, tmp_path)
@@ -224,6 +227,13 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("gemma4", {"final_logit_softcapping": None}),
         ("gemma4", {"rope_parameters": GEMMA4_WHOLE_HEADS}),
         ("phi3", {"sliding_window": None}),
+        ("llama4", {"attention_chunk_size": 2 * WINDOW}),
+        ("llama4", {"layer_types": ["full_attention"] * 4}),
+        ("llama4", {"use_qk_norm": False}),
+        ("llama4", {"attn_temperature_tuning": False}),
+        ("llama4", {"floor_scale": 17}),
+        ("llama4", {"no_rope_layers": [1, 1, 1, 1]}),
+        ("llama4_scout", {"num_experts_per_tok": 1}),
         ("phi3_longrope", {"original_max_position_embeddings": 256}),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("glm4_moe", {"n_group": 1, "topk_group": 1}),
@@ -248,6 +258,8 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("granite_moe_hybrid", {"time_step_limit": [0.5, {"__float__": "Infinity"}]}),
         ("granite_moe_hybrid", {"time_step_limit": [0, 0.5]}),
         ("mixtral", {"num_experts_per_tok": 1}),
+        ("jamba", {"num_experts_per_tok": 1}),
+        ("jamba", {"rms_norm_eps": 1e-1}),
         ("lfm2", {"norm_eps": 1e-2}),
         ("ministral3", {"rope_parameters": MINISTRAL3_UNSCALED}),
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
@@ -307,7 +319,7 @@ def flat_spelling(family: str) -> dict[str, Any]:
     return config
 
 
-ONE_SPELLING = ("gemma4", "nemotron_h")
+ONE_SPELLING = ("gemma4", "nemotron_h", "jamba")
 """Families that newer Transformers alone have, or without a rotary embedding."""
 
 
@@ -490,6 +502,12 @@ def test_what_published_gemma4_configs_say_of_full_layers() -> None:
             ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
         ),
         ("mistral4", "Mistral3", "language_model.model.", ["vision_tower.ln_pre.weight"]),
+        (
+            "llama4",
+            "Llama4",
+            "language_model.model.",
+            ["vision_model.layernorm_pre.weight", "multi_modal_projector.linear_1.weight"],
+        ),
     ],
 )
 def test_a_text_model_inside_another_is_found_by_its_prefix(
@@ -751,6 +769,15 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("granite_moe_hybrid", {"time_step_limit": [1, 0]}, CheckpointError, "in their order"),
         ("granite_moe_hybrid", {"time_step_limit": [0, 10**400]}, CheckpointError, "two numbers"),
         ("granite_moe_hybrid", {"time_step_limit": [{}, "inf"]}, CheckpointError, "two numbers"),
+        ("jamba", {"attn_layer_offset": 3}, CheckpointError, "is 3, not below attn_layer_period 3"),
+        ("jamba", {"expert_layer_period": 0}, CheckpointError, "expert_layer_period: is 0"),
+        ("jamba", {"mamba_d_conv": 1}, CheckpointError, "mamba_d_conv: is 1"),
+        ("jamba", {"mamba_d_state": 12}, UnsupportedError, "is 12, no multiple of 8"),
+        ("jamba", {"mamba_d_state": 10**9}, CheckpointError, "at most 512"),
+        ("jamba", {"mamba_dt_rank": "large"}, CheckpointError, "mamba_dt_rank: is 'large'"),
+        ("jamba", {"mamba_expand": -1}, CheckpointError, "mamba_expand: is -1"),
+        ("jamba", {"hidden_act": "gelu"}, UnsupportedError, "hidden_act: 'gelu'"),
+        ("jamba", {"num_experts_per_tok": 6}, CheckpointError, "there are 5 experts"),
         ("nemotron_h", {"layers_block_type": ["conv"]}, UnsupportedError, "'conv'"),
         ("nemotron_h", {"layers_block_type": []}, CheckpointError, "names 0 layers"),
         ("nemotron_h", {"layers_block_type": ["mlp"] * 1025}, CheckpointError, "1025 layers"),
@@ -807,6 +834,18 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
             CheckpointError,
             "leaves no layer before layer 0",
         ),
+        ("llama4", {"layer_types": ["sliding_attention"] * 4}, UnsupportedError, "sliding"),
+        ("llama4", {"layer_types": [["full_attention"]] * 4}, UnsupportedError, "a list of 1"),
+        ("llama4", {"no_rope_layers": [1, 0]}, CheckpointError, "names 2 layers of 4"),
+        ("llama4", {"attention_chunk_size": 0}, CheckpointError, "chunk_size: is 0"),
+        ("llama4", {"floor_scale": 0}, CheckpointError, "floor_scale: is 0"),
+        ("llama4", {"attn_scale": float("nan")}, CheckpointError, "attn_scale: is nan"),
+        ("llama4", {"attn_temperature_tuning": "yes"}, CheckpointError, "tuning: is 'yes'"),
+        ("llama4", {"moe_layers": ["0"]}, CheckpointError, "moe_layers: has '0'"),
+        ("llama4", LLAMA4_NO_STEP, CheckpointError, "layer_step: is 0"),
+        ("llama4", {"num_experts_per_tok": 6}, CheckpointError, "there are 5 experts"),
+        ("llama4", {"num_local_experts": 10**9}, CheckpointError, "at most 4096"),
+        ("llama4", {"intermediate_size_mlp": 10**9}, CheckpointError, "at most 1048576"),
         ("gemma4_moe", {"top_k_experts": 7}, CheckpointError, "is 7, and there are 6 experts"),
         ("gemma4_moe", {"num_experts": None}, CheckpointError, "num_experts: is missing"),
         ("gemma4_moe", {"moe_intermediate_size": 0}, CheckpointError, "size: is 0"),
@@ -854,6 +893,7 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Gemma4UnifiedForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
         "Kimi_K25ForConditionalGeneration",
         "Mistral3ForConditionalGeneration",

@@ -60,6 +60,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_dense": {"num_hidden_layers": 1},
     "phimoe": {"num_hidden_layers": 1, "sliding_window": None},
     "gpt_oss": {"num_hidden_layers": 2, "sliding_window": 8},
+    "llama4": {
+        "num_hidden_layers": 2,
+        "attention_chunk_size": 8,
+        "no_rope_layers": [1, 0],
+        "moe_layers": [1],
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
@@ -68,6 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
         "num_local_experts": 4,
     },
+    "jamba": {"num_hidden_layers": 2, "attn_layer_period": 2, "num_experts": 4},
     "nemotron_h_moe": {
         "layers_block_type": ["linear_attention", "moe", "full_attention"],
         "n_routed_experts": 4,
@@ -83,9 +91,10 @@ have two states, and a gate behind attention; one with norms after a layer's par
 heads, one with sinks and biased experts, one with LayerNorm and squared ReLU without a gate, one
 with attention and MLP side by side, one with queries scaled by their position, one with latent
 attention before experts that a sigmoid router chooses by groups, one with Mamba-2 layers, one
-whose layers are of one part each, with latent experts that have no gate, one with norms of q and k
-after rope, one with a SparseMixer and a bias of the lm_head, and one with layers that have no
-rotary embedding."""
+with Mamba's, one whose layers are of one part each, with latent experts that have no gate, one
+with norms of q and k after rope, one with a SparseMixer and a bias of the lm_head, one with layers
+that have no rotary embedding, and one that attends within chunks before experts of weighted
+inputs."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
@@ -212,9 +221,9 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
-    slid = ("gemma3", "gemma4", "olmo3", "gpt_oss")
+    slid = ("gemma3", "gemma4", "olmo3", "gpt_oss", "llama4")
     windows = dict.fromkeys(slid, (None, 8)) | dict.fromkeys(
-        ("lfm2", "qwen3_5", "granite_moe_hybrid", "nemotron_h_moe"), (None, 0)
+        ("lfm2", "qwen3_5", "granite_moe_hybrid", "jamba", "nemotron_h_moe"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
 

@@ -16,6 +16,7 @@ from trtc.runtime.frontends.local import LocalEngine
 FAMILIES = (
     "llama",
     "llama_biased",
+    "llama4",
     "mistral",
     "qwen2",
     "qwen3",
@@ -46,6 +47,7 @@ FAMILIES = (
     "gpt_oss",
     "granite_moe_hybrid",
     "hunyuan_moe",
+    "jamba",
     "nemotron_h",
     "nemotron_h_moe",
 )

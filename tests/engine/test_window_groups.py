@@ -1,4 +1,5 @@
-"""A compiled model with windows: a page table for each group, pages let go of, the same tokens."""
+"""Compiled models with windows and chunks: a page table for each group, pages let go of, the same
+tokens."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.engines import build_tiny, engine_stepper, open_executor
+from tests.engine.conftest import Engines
+from tests.support.engines import engine_stepper, open_executor
 from tests.support.loops import Loop
 from tests.support.models import (
     random_prompt,
-    tiny_checkpoint,
     transformers_greedy,
     transformers_logits,
 )
@@ -18,39 +19,43 @@ from tests.support.requests import greedy_request
 from trtc.runtime.engine.loop import LoopConfig
 from trtc.runtime.executors.cpu import CpuExecutor
 
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("gemma3", tmp_path_factory.mktemp("model"))
+LAYERS = {"gemma3": [[2, 5], [0, 1], [3, 4]], "llama4": [[2], [0], [1], [3]]}
+"""Of the full group and of those of windows."""
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("engines") / "gemma3"
-    build_tiny(checkpoint, output)
-    return output
+@pytest.fixture(params=LAYERS)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def checkpoint(family: str, tiny_engines: Engines) -> Path:
+    return tiny_engines(family)[0]
+
+
+@pytest.fixture
+def engine(family: str, tiny_engines: Engines) -> Path:
+    return tiny_engines(family)[1]
 
 
 @pytest.fixture
 def executor(engine: Path) -> Iterator[CpuExecutor]:
-    opened = open_executor(engine)
+    opened = open_executor(engine, num_pages=96)
     yield opened
     opened.close()
 
 
-def test_groups_are_two_of_windows_and_a_full_one(executor: CpuExecutor) -> None:
-    assert executor.kv.windows == (None, 20, 20)
-    assert [[one.layer for one in group.entries] for group in executor.kv.groups] == [
-        [2, 5],
-        [0, 1],
-        [3, 4],
-    ]
+def test_window_layers_are_groups_beside_a_full_one(executor: CpuExecutor, family: str) -> None:
+    layers = LAYERS[family]
+    assert executor.kv.windows == (None, *[20] * (len(layers) - 1))
+    assert [[one.layer for one in group.entries] for group in executor.kv.groups] == layers
 
 
 def test_logits_match_transformers_while_others_overwrite_what_windows_left(
     executor: CpuExecutor, checkpoint: Path
 ) -> None:
-    stepper = engine_stepper(executor)
+    # Three prompts would take 24 of each group if no page were let go of.
+    stepper = engine_stepper(executor, num_pages=22 * len(executor.kv.groups))
     for number, chunk in enumerate((1, 23, 64)):
         prompt = random_prompt(60, seed=number)
         found = stepper.prefill(prompt, chunk, name=str(number))

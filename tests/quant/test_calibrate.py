@@ -77,6 +77,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_moe": {"head_dim": 32, "moe_intermediate_size": 128},
     "glm4_moe": {"moe_intermediate_size": 128, "num_hidden_layers": 2},
     "minimax_m2": {"intermediate_size": 128},
+    "llama4": {"intermediate_size": 128, "intermediate_size_mlp": 128, "num_hidden_layers": 2},
     "olmoe": {"intermediate_size": 128},
     "granite_moe": {"intermediate_size": 128},
     "granite_moe_shared": {"intermediate_size": 128, "shared_intermediate_size": 128},
@@ -99,6 +100,8 @@ CASES = [
     ("qwen2_moe", "int8_sq"),
     ("gemma4_e", "int4_awq"),
     ("gemma4_moe", "int4_awq"),
+    ("llama4", "int4_awq"),
+    ("olmoe", "int4_awq"),
 ]
 
 
@@ -165,7 +168,7 @@ def input_norm(tensors: dict[str, Any], linear: str, family: str) -> Any:
     elif linear.endswith(("q_b_proj", "kv_b_proj")):
         norm = f"{linear.removesuffix('_b_proj')}_a_layernorm.weight"
     elif linear.endswith(
-        ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", ".gate", "expert_gate")
+        ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", ".gate", "expert_gate", ".router")
     ):
         branch = "_2" if family == "gemma4_moe" and ".experts." in linear else ""
         gemma = f"{layer}.pre_feedforward_layernorm{branch}.weight"
@@ -180,6 +183,7 @@ UNQUANTIZED = (
     ".gate.weight",
     ".shared_expert_gate.weight",
     ".router.proj.weight",
+    ".router.weight",
     ".kv_b_proj.weight",
     ".in_proj_a.weight",
     ".in_proj_b.weight",

@@ -280,6 +280,20 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "attention_multiplier": 0.25,
         },
     ),
+    "jamba": (
+        "JambaConfig",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+            "mamba_proj_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
     "nemotron_h": (
         "NemotronHConfig",
         {
@@ -451,6 +465,38 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "olmoe": (
         "OlmoeConfig",
         {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 80,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": WINDOW,
+            "no_rope_layer_interval": 3,
+            "floor_scale": 16,
+            "attn_scale": 0.7,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
+    "llama4_scout": (
+        "Llama4TextConfig",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_layers": [0],
+            "attention_chunk_size": WINDOW,
+            "no_rope_layers": [1, 0],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
     ),
     "gpt_oss": (
         "GptOssConfig",
@@ -639,7 +685,7 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
         return 0.3 * noise
     if name.endswith("A_log"):
         return 0.5 * noise - 2.0  # states are remembered for some tens of tokens
-    if parameter.dim() == 3 and family == "gpt_oss":
+    if parameter.dim() == 3 and family.startswith(("gpt_oss", "llama4")):
         # [experts, columns, rows].
         return float(1.5 / np.sqrt(parameter.shape[1])) * noise
     if parameter.dim() == 1:

@@ -220,6 +220,8 @@ def taken_apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
                 module = name.removesuffix(gate_up)
                 experts = zip(found.pop(name), found.pop(module + down), strict=True)
                 for number, (both, last) in enumerate(experts):
+                    if ".feed_forward." in module:  # Llama 4's are transposed
+                        both, last = both.T, last.T
                     gate, up = np.split(both, 2)
                     parts = {"gate_proj": gate, "up_proj": up, "down_proj": last}
                     for part, weight in parts.items():
