@@ -13,6 +13,9 @@ _ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")
 """Inputs with a row an output column."""
 
 
+_WORD_COLUMNS = 8
+"""Whoever has no whole words of 16 bytes comes last, so that the others begin at one (Jamba's rank
+of steps beside B and C)."""
 _ROUTER_COLUMNS = 4
 """What lies behind a router in one row begins at a multiple of 16 bytes, as GPUs read it."""
 
@@ -37,6 +40,7 @@ def merge_linears(rewriter: Rewriter) -> bool:
             group.append(node)
     for group in groups:
         if len(group) > 1:
+            group.sort(key=lambda node: int(node.attrs["N"]) % _WORD_COLUMNS != 0)
             _merge(rewriter, group)
             changed = True
     return changed
