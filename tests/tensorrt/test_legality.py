@@ -57,6 +57,7 @@ VARIANTS = (
     "glm4_moe",
     "qwen2_moe",
     "gemma4_moe",
+    "llama4",
     "hunyuan_dense",
     "phimoe",
 )

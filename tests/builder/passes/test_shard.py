@@ -94,6 +94,7 @@ ONE_RANK = (
     "deepseek_v3",
     "glm4_moe_lite",
     "granite_moe_hybrid",
+    "jamba",
     "lfm2",
     "lfm2_moe",
     "minimax_m2",
