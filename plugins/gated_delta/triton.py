@@ -228,10 +228,13 @@ def delta_chunks(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
+    LEAST_SEQUENCES: tl.constexpr,
+    MOST_SEQUENCES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """found [T, VALUE_HEADS * VALUE_DIM], before the norm. A chunk has ROWS of CHUNK rows at most,
-    which divide PAGE_SIZE, so that none has rows of two pages."""
+    which divide PAGE_SIZE, so that none has rows of two pages. A step of fewer or more sequences
+    is another launch's."""
     PARTS: tl.constexpr = (VALUE_DIM + BLOCK - 1) // BLOCK
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
@@ -243,13 +246,15 @@ def delta_chunks(
     is_column = column < VALUE_DIM
     inside = (key < KEY_DIM)[:, None] & is_column[None, :]
     of_head = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + column[None, :]
+    num_sequences = tl.load(dims + 1)
+    is_mine = (num_sequences >= LEAST_SEQUENCES) & (num_sequences <= MOST_SEQUENCES)
     first, own, last, position, old = find_rows(
         sequence,
         query_start,
         context_lens,
         page_table,
         slots,
-        tl.load(dims + 1),
+        tl.where(is_mine, num_sequences, 0),
         PAGE_SIZE,
         TABLE_WIDTH,
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.lowering import Extent, Site, Variant
-from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.gpu.triton import divided, launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
 
 _TILE = 2048
@@ -133,7 +133,7 @@ def _latent(
     latent = tl.load(source + column, mask=in_rank, other=0.0).to(tl.float32)
     root = tl.sqrt_rn(tl.div_rn(tl.sum(latent * latent, 0), RANK * 1.0) + EPS)
     by = tl.load(norm + column, mask=in_rank, other=0.0)
-    normed = quantized(tl.div_rn(latent, root) * by, None, None, THROUGH, OUT)
+    normed = quantized(divided(latent, root) * by, None, None, THROUGH, OUT)
     tl.store(target + column, normed, mask=in_rank)
     angle = tl.arange(0, HALF_PAD)
     turning = RANK + angle[None, :]

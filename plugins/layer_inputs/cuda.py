@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.lowering import Extent, Site, Variant
-from trtc.plugins.gpu.triton import launch_dependents, wait_for_inputs
+from trtc.plugins.gpu.triton import divided, launch_dependents, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
 
 _TILE = 1024
@@ -52,7 +52,7 @@ def layer_inputs(
         entry = tl.load(table + token * TABLE_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(projected + row * IN_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
         root = tl.sqrt_rn(tl.div_rn(tl.sum(value * value, 1), WIDTH * 1.0) + EPS)[:, None]
-        normed = (tl.div_rn(value, root) * weight).to(THROUGH).to(tl.float32)
+        normed = (divided(value, root) * weight).to(THROUGH).to(tl.float32)
         total = normed + (entry * TABLE_SCALE).to(THROUGH).to(tl.float32)
         total = total.to(THROUGH).to(tl.float32) * SCALE
         tl.store(out + row * OUT_STRIDE + at, total.to(THROUGH), mask=inside)

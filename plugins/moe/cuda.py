@@ -1,8 +1,9 @@
 """moe in five launches without host synchronisation, or six; grids cover the most blocks of a
 bucket.
 
-    route     a program a pair of a row and one of its experts: which expert, with what share of the
-              result, and the row as that expert multiplies it (scaled and quantised)
+    route     a program a pair of a row and one of its experts, or a row's pairs: which expert, with
+              what share of the result, and the row as that expert multiplies it (scaled and
+              quantised)
     gather    a program an expert: the pairs that chose it, in order
     gate_up   a program a block of an expert's pairs and some columns: both products, or up's,
               activation(gate) * up or activation(up), scaled and quantised for down
@@ -38,8 +39,8 @@ from trtc.protos.errors import UnsupportedError
 
 PAIR_ROWS = 4
 """Up to so many rows a block is one pair: rarely do two rows choose one expert."""
-_WIDE_BLOCK = 64
-"""Rows from which converting weights is no longer what takes longest."""
+_MANY_ROWS = 1024
+"""From so many on a program routes a row, not a pair: there are enough."""
 _ANY = 1 << 30
 _DYNAMIC = "dynamic_"
 """Begins the names of roundings whose scales follow from what is rounded."""
@@ -61,6 +62,9 @@ class Tile:
     """Of a row of x; groups of channels may be shorter."""
     num_warps: int
     num_stages: int
+    weights_first: bool = False
+    """Weights are the first operand, which WGMMA takes from registers: what is converted does not
+    pass through shared memory."""
 
 
 _TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
@@ -82,15 +86,16 @@ _TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
         (_ANY, Tile(128, 64, 128, 128, 8, 3)),
     ),
     _E2M1: (
-        (PAIR_ROWS, Tile(16, 32, 64, 256, 4, 4)),
-        (160, Tile(16, 32, 64, 256, 4, 4)),
+        (PAIR_ROWS, Tile(16, 32, 64, 256, 4, 4, weights_first=True)),
+        (160, Tile(16, 32, 64, 256, 4, 4, weights_first=True)),
         (1024, Tile(64, 64, 128, 128, 4, 4)),
-        (_ANY, Tile(128, 64, 128, 256, 8, 2)),
+        (2048, Tile(128, 64, 128, 128, 4, 3)),
+        (_ANY, Tile(256, 64, 128, 128, 8, 3, weights_first=True)),
     ),
     32: ((PAIR_ROWS, Tile(16, 16, 32, 128, 4, 2)), (_ANY, Tile(32, 32, 64, 128, 4, 2))),
 }
 """Bits of a weight -> (rows of a bucket at most, the fastest of those tried: on an H200 with 128
-experts of 768 by 2048; of E2M1 up to 256 rows on an H100 with gpt-oss-20b's 32 of 2880 by 2880)."""
+experts of 768 by 2048; of E2M1 on an H100 with gpt-oss-20b's 32 of 2880 by 2880)."""
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -214,6 +219,7 @@ class _Call:
     def route(self) -> Launch:
         hidden = self.site.axes["H"]
         unused = ("given", "gate_up_pre_scale", "gate_up_input_scale")
+        pairs = self.top_k if self.rows >= _MANY_ROWS else 1
         # Where scales follow from a row, a program has all of it at once.
         block = row_block(hidden) if self.is_dynamic else min(_COLUMNS_BLOCK, power_of_two(hidden))
         warps = row_warps(block) if self.is_dynamic else 4
@@ -221,6 +227,8 @@ class _Call:
             route,
             {
                 **self._routing(),
+                "TOP_PAD": max(2, power_of_two(self.top_k)),
+                "PAIRS": pairs,
                 "SIGMOID": self.site.attributes["score"] == "sigmoid",
                 "SPARSEMIXER": self.site.attributes["score"] == "sparsemixer",
                 "MARGIN": float(self.site.attributes["margin"]),
@@ -237,7 +245,7 @@ class _Call:
                 "LOGITS_STRIDE": self.site.strides["router_logits"],
                 "X_STRIDE": self.site.strides["x"],
             },
-            (Extent(self.site.rows, times=self.top_k), ONE, ONE),
+            (Extent(self.site.rows, times=self.top_k // pairs), ONE, ONE),
             num_warps=warps if self.is_rewritten else 1,
             renamed={} if self.is_rewritten else dict.fromkeys(unused, ""),
         )
@@ -357,7 +365,7 @@ class _Call:
             **weight_constants(self.site.attributes, channels),
             "E2M1": weight == "f4e2m1",
             "BLOCK_M": self.tile.block_m,
-            "WEIGHTS_FIRST": weight == "f4e2m1" and self.tile.block_m < _WIDE_BLOCK,
+            "WEIGHTS_FIRST": self.tile.weights_first,
             "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }
 

@@ -71,6 +71,8 @@ def route(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    PAIRS: tl.constexpr,
     SIGMOID: tl.constexpr,
     SPARSEMIXER: tl.constexpr,
     MARGIN: tl.constexpr,
@@ -90,11 +92,12 @@ def route(
 ):
     """What plugins/moe/routing.py defines; `given` is None when experts multiply x as it is.
 
-    SCALES: of a row of `given`, in given_scale, and then a row fits into BLOCK; 0: they have none.
+    PAIRS: of a program, 1 or all TOP_K of a row. SCALES: of a row of `given`, in given_scale, and
+    then a row fits into BLOCK; 0: they have none.
     """
     launch_dependents(OVERLAPS)
-    pair = tl.program_id(0)
-    row = (pair // TOP_K).to(tl.int64)
+    first_pair = tl.program_id(0) * PAIRS
+    row = (first_pair // TOP_K).to(tl.int64)
     num_rows = tl.load(dims + COUNT)
     wait_for_inputs(OVERLAPS)
     if row < num_rows:
@@ -118,8 +121,9 @@ def route(
                 left, NUM_EXPERTS, EXPERTS_PAD, NUM_GROUPS, TOP_GROUPS, TOP2_SUM
             )
         chosen = 0.0
-        expert = 0
-        share = 0.0
+        ranks = tl.arange(0, TOP_PAD)
+        best_of = tl.zeros([TOP_PAD], tl.int32)
+        share_of = tl.zeros([TOP_PAD], tl.float32)
         for rank in tl.static_range(TOP_K):
             best = tl.argmax(left, 0)  # of equal ones the first
             if SPARSEMIXER:
@@ -129,40 +133,47 @@ def route(
                 score = 1.0 / tl.sum(near, 0)
             else:
                 score = tl.sum(tl.where(e == best, scores, 0.0), 0) / total
-            is_mine = rank == pair % TOP_K
-            expert = tl.where(is_mine, best, expert)
-            share = tl.where(is_mine, score, share)
+            best_of = tl.where(ranks == rank, best, best_of)
+            share_of = tl.where(ranks == rank, score, share_of)
             chosen += score
             left = tl.where(e == best, float("-inf"), left)
         if RENORMALIZE:
-            share = share / (chosen + EPSILON)
-        share = share * SCALE
+            share_of = share_of / (chosen + EPSILON)
+        share_of = share_of * SCALE
         if expert_scale is not None:
-            share = share * tl.load(expert_scale + expert)
-        tl.store(experts + pair, expert)
-        tl.store(shares + pair, 1.0 if WEIGHS_INPUTS else share)
+            share_of = share_of * tl.load(expert_scale + best_of)
+        pair_of = row.to(tl.int32) * TOP_K + ranks
+        is_mine = (pair_of >= first_pair) & (pair_of < first_pair + PAIRS) & (ranks < TOP_K)
+        tl.store(experts + pair_of, best_of, mask=is_mine)
+        weights = tl.full([TOP_PAD], 1.0, tl.float32) if WEIGHS_INPUTS else share_of
+        tl.store(shares + pair_of, weights, mask=is_mine)
         if given is not None:
             THROUGH: tl.constexpr = x.dtype.element_ty
-            by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
-            for begin in tl.range(0, DEPTH, BLOCK):
-                k = begin + tl.arange(0, BLOCK)
-                inside = k < DEPTH
-                values = tl.load(x + row * X_STRIDE + k, mask=inside, other=0.0).to(tl.float32)
-                if WEIGHS_INPUTS:
-                    values = (values * share).to(THROUGH).to(tl.float32)
-                by_channel = None
-                if gate_up_pre_scale is not None:
-                    scales = gate_up_pre_scale + tl.cast(expert, tl.int64) * DEPTH + k
-                    by_channel = tl.load(scales, mask=inside, other=1.0)
-                if SCALES > 0:
-                    values = quantized_rows(
-                        scaled_to(values, by_channel, THROUGH),
-                        given_scale + pair.to(tl.int64) * SCALES,
-                        DEPTH, SCALES, BLOCK, THROUGH, given.dtype.element_ty,
-                    )  # fmt: skip
-                else:
-                    values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
-                tl.store(given + pair.to(tl.int64) * DEPTH + k, values, mask=inside)
+            for number in tl.range(0, PAIRS):
+                pair = first_pair + number
+                is_it = pair_of == pair
+                expert = tl.sum(tl.where(is_it, best_of, 0), 0)
+                share = tl.sum(tl.where(is_it, share_of, 0.0), 0)
+                by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
+                for begin in tl.range(0, DEPTH, BLOCK):
+                    k = begin + tl.arange(0, BLOCK)
+                    inside = k < DEPTH
+                    values = tl.load(x + row * X_STRIDE + k, mask=inside, other=0.0).to(tl.float32)
+                    if WEIGHS_INPUTS:
+                        values = (values * share).to(THROUGH).to(tl.float32)
+                    by_channel = None
+                    if gate_up_pre_scale is not None:
+                        scales = gate_up_pre_scale + tl.cast(expert, tl.int64) * DEPTH + k
+                        by_channel = tl.load(scales, mask=inside, other=1.0)
+                    if SCALES > 0:
+                        values = quantized_rows(
+                            scaled_to(values, by_channel, THROUGH),
+                            given_scale + pair.to(tl.int64) * SCALES,
+                            DEPTH, SCALES, BLOCK, THROUGH, given.dtype.element_ty,
+                        )  # fmt: skip
+                    else:
+                        values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
+                    tl.store(given + pair.to(tl.int64) * DEPTH + k, values, mask=inside)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
 from trtc.plugins.gpu.triton import (
+    divided,
     is_finite,
     largest_of,
     launch_dependents,
@@ -141,7 +142,7 @@ def rope_kv_write(
                 squares = tl.sum(values * values, 1)
                 root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
                 weight = tl.load(v_norm + column, mask=column < HEAD_DIM, other=0.0)[None, :]
-                values = (tl.div_rn(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
+                values = (divided(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
             if SCALE_BYTES > 0:
                 own = scale_of_head(
                     largest_of(values), is_finite(values), pool_out.dtype.element_ty

@@ -4,7 +4,7 @@ rope_kv_write."""
 import triton
 import triton.language as tl
 
-from trtc.plugins.gpu.triton import is_finite, largest_of, quantized, scale_of_head
+from trtc.plugins.gpu.triton import divided, is_finite, largest_of, quantized, scale_of_head
 
 
 @triton.jit
@@ -65,11 +65,11 @@ def rotate_heads(
         root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
         by_first = tl.load(norm + column, mask=in_half, other=0.0)[None, :]
         by_second = tl.load(norm + HALF + column, mask=in_half, other=0.0)[None, :]
-        first = (tl.div_rn(first, root) * by_first).to(THROUGH).to(tl.float32)
-        second = (tl.div_rn(second, root) * by_second).to(THROUGH).to(tl.float32)
+        first = (divided(first, root) * by_first).to(THROUGH).to(tl.float32)
+        second = (divided(second, root) * by_second).to(THROUGH).to(tl.float32)
         if REST_PAD > 0:
             by_rest = tl.load(norm + 2 * HALF + more, mask=in_rest, other=0.0)[None, :]
-            rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
+            rest = (divided(rest, root) * by_rest).to(THROUGH).to(tl.float32)
     if not NORM_AFTER:
         first, second = turned(first, second, cosines, sines)
     if factor is not None:

@@ -2,6 +2,7 @@
 their references."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from tests.support import delta_calls, scan_calls, ssm_calls
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered
 from tests.support.triton_kernels import needs_triton
+from trtc.plugins.gpu.lowering import Launch, Site, Variant
+from trtc.plugins.gpu.sources import KernelSource
 
 needs_triton()
 
@@ -48,6 +51,27 @@ def test_the_state_before_the_last_token_can_be_kept(case: Case, variant: int) -
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)
     assert_agree(call, run_lowered(call, variant=variant))
+
+
+def test_delta_nets_of_many_sequences_agree_in_wide_blocks() -> None:
+    case = next(case for case in delta_calls.cases() if case.value_dim > 64)
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.call(case.step(), before)
+    assert_agree(call, run_lowered(call, lower=f"{__name__}:lower_in_wide_blocks"))
+
+
+def lower_in_wide_blocks(site: Site) -> tuple[Variant, ...]:
+    """The last launch of chunks takes all steps, not those of many sequences alone."""
+    from trtc.plugins.gated_delta.cuda import lower
+
+    *_, variant = lower(site)
+    narrow, wide, norm = variant.work
+    assert isinstance(narrow, Launch) and isinstance(wide, Launch)
+    assert isinstance(wide.kernel, KernelSource)
+    taken = narrow.kernel.constants["MOST_SEQUENCES"] + 1
+    assert wide.kernel.constants["LEAST_SEQUENCES"] == taken > 1
+    kernel = replace(wide.kernel, constants={**wide.kernel.constants, "LEAST_SEQUENCES": 0})
+    return (replace(variant, work=(replace(wide, kernel=kernel), norm)),)
 
 
 def assert_agree(call: KernelCall, outputs: Mapping[str, Any]) -> None:

@@ -55,8 +55,12 @@ def run_lowered(
     variant: int = -1,
     run: RunWork = interpret_work,
     sm: int = INTERPRETED_SM,
+    lower: str = "",
 ) -> dict[str, Array]:
     """The outputs of a call, from poisoned memory, in a bucket of `stale` rows more.
+
+    Args:
+        lower: "module:function" in place of the operator's own.
 
     Raises:
         AssertionError: a kernel wrote beside its outputs, or into their stale rows.
@@ -84,7 +88,7 @@ def run_lowered(
     arrays[DIMS] = np.array([real["tokens"], real["sequences"], real["rows"], 0], np.int32)
     answers = run(
         Work(
-            lower=f"trtc.plugins.{call.op.name}.cuda:lower",
+            lower=lower or f"trtc.plugins.{call.op.name}.cuda:lower",
             arguments=(site,),
             pick=variant,
             bucket={axis: extent + stale for axis, extent in real.items()}
