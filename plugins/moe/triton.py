@@ -239,12 +239,6 @@ def block_of_pairs(
 
 
 @triton.jit
-def scales_of_pairs(x_scale, rows, SCALES: tl.constexpr):
-    """[BLOCK_M] addresses of the scales of rows of x; None: those of one a row are for the sums."""
-    return x_scale + rows.to(tl.int64) * SCALES if SCALES > 1 else None
-
-
-@triton.jit
 def times_one_scale(sums, x_scale, rows, is_row, SCALES: tl.constexpr):
     if SCALES == 1:
         sums = sums * tl.load(x_scale + rows, mask=is_row, other=0.0)[:, None]
@@ -349,7 +343,7 @@ def gate_up(
             given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
             gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (PARTS * COLUMNS),
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, WIDTH, BLOCK_K, STAGES,
-            E2M1, scales_of_pairs(given_scale, pairs, SCALES), WEIGHTS_FIRST,
+            E2M1, given_scale + pairs.to(tl.int64) * SCALES if SCALES > 1 else None, WEIGHTS_FIRST,
         )  # fmt: skip
         both = times_one_scale(both, given_scale, pairs, m < found, SCALES)
         if gate_up_input_scale is not None:
@@ -428,7 +422,7 @@ def down(
             down, down_scale, down_zero,
             tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-            E2M1, scales_of_pairs(hidden_scale, pairs, SCALES), WEIGHTS_FIRST,
+            E2M1, hidden_scale + pairs.to(tl.int64) * SCALES if SCALES > 1 else None, WEIGHTS_FIRST,
         )  # fmt: skip
         sums = times_one_scale(sums, hidden_scale, pairs, m < found, SCALES)
         if down_input_scale is not None:

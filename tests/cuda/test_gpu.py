@@ -182,7 +182,7 @@ def test_4_bit_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case: 
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
 
-@pytest.mark.parametrize(("rows", "variant"), [(1, 0), (4, 0), (17, 1), (200, 2), (700, 3)])
+@pytest.mark.parametrize(("rows", "variant"), [(1, 0), (4, 0), (17, 1), (200, 2), (700, 2)])
 def test_mxfp4_experts_of_a_published_size(
     gpu: Gpu, rng: np.random.Generator, rows: int, variant: int
 ) -> None:
@@ -211,13 +211,19 @@ def test_experts_whose_inputs_have_scales_of_rows(
 def test_routers_of_as_many_experts_as_are_published(
     gpu: Gpu, rows: int, variant: int, router: str
 ) -> None:
-    """A fixed seed: of 256 experts two may be nearly as good, and exp is rounded otherwise."""
+    """A fixed seed: of 256 experts two may be nearly as good, and exp is rounded otherwise. That
+    moves what experts round to bf16, and their sum may cancel: it is compared with the largest."""
+    biased = router != "sparsemixer"
     case = Experts(
         "bf16", "bf16", 128, 64, layout="row_major", top_k=8, experts=256, router=router,
-        choice_bias=True, shared=True, shared_gate=True,
+        choice_bias=biased, renormalize=int(biased), shared=True, shared_gate=True,
     )  # fmt: skip
     call = moe_call(np.random.default_rng(11), case, rows)
-    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+    found = run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant)["out"]
+    expected = call.reference()["out"].astype(np.float32)
+    np.testing.assert_allclose(
+        found.astype(np.float32), expected, rtol=1 / 64, atol=np.abs(expected).max() / 256
+    )
 
 
 @pytest.mark.parametrize(("rows", "variant"), [(4, 0), (40, 1), (200, 2), (1000, 2)])

@@ -68,7 +68,7 @@ def lower_in_wide_blocks(site: Site) -> tuple[Variant, ...]:
     narrow, wide, norm = variant.work
     assert isinstance(narrow, Launch) and isinstance(wide, Launch)
     assert isinstance(wide.kernel, KernelSource)
-    taken = narrow.kernel.constants["MOST_SEQUENCES"] + 1
+    taken = int(narrow.kernel.constants["MOST_SEQUENCES"]) + 1
     assert wide.kernel.constants["LEAST_SEQUENCES"] == taken > 1
     kernel = replace(wide.kernel, constants={**wide.kernel.constants, "LEAST_SEQUENCES": 0})
     return (replace(variant, work=(replace(wide, kernel=kernel), norm)),)
