@@ -62,7 +62,8 @@ def test_the_weights_are_those_of_the_definition(
     bias = rng.uniform(-0.5, 0.5, EXPERTS).astype(np.float32) if biased else None
     fields: dict[str, Any] = {**ROUTERS[router], "renormalize": renormalize}
     found = experts_weights(logits, bias, fields)
-    experts, weights = route(logits, bias, Routing(TOP_K, **fields))
+    routing = {name: value for name, value in fields.items() if name != "weighs_inputs"}
+    experts, weights = route(logits, bias, Routing(TOP_K, **routing))
     expected = np.zeros_like(logits)
     np.put_along_axis(expected, experts, weights, axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
