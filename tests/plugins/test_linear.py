@@ -1,5 +1,6 @@
 """The linear kernel against its reference, and against itself in other batches."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.support.kernels import (
 from tests.support.linear_calls import CASES, Case, linear_call, take_rows
 from tests.support.operands import random_array
 from tests.support.weights import in_memory, stored, stored_groups
+from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.iq4 import VALUES
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -70,21 +72,15 @@ def iq4_extremes_call() -> KernelCall:
     return replace(call, inputs={**inputs, "scale_unit": np.ones(16, np.float32)})
 
 
+@functools.cache
+def library_of(isa: str) -> KernelLibrary:
+    extremes = (every_code_call(), extremes_call(), nibble_extremes_call(), iq4_extremes_call())
+    return compile_kernels([in_memory(call) for call in (*CALLS, *extremes)], isa)
+
+
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return compile_kernels(
-        [
-            in_memory(call)
-            for call in [
-                *CALLS,
-                every_code_call(),
-                extremes_call(),
-                nibble_extremes_call(),
-                iq4_extremes_call(),
-            ]
-        ],
-        request.param,
-    )
+    return library_of(request.param)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[str(case) for case in CASES])
@@ -101,6 +97,22 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(library, call):
     for rows in (1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 16, 17):
         some = library.run(take_rows(call, slice(4, 4 + rows)), num_threads=1 + rows % 2)["out"]
         assert some.tobytes() == whole[4 : 4 + rows].tobytes(), rows
+
+
+def test_optimisation_changes_no_bit():
+    """Of floats, of weights widened in registers and of bytes, as engines are compiled."""
+    kinds = ("bf16xbf16-100x521", "bf16xu4-64x200", "bf16xiq4-97x1096")
+    calls = [
+        in_memory(call)
+        for call, case in zip(CALLS, CASES, strict=True)
+        if str(case).startswith(kinds)
+    ]
+    assert len(calls) == len(kinds)
+    isa = available_isas()[-1]
+    shipped = compile_kernels(calls, isa, CpuTarget.optimization)
+    for call in calls:
+        expected = library_of(isa).run(call)["out"]
+        assert shipped.run(call)["out"].tobytes() == expected.tobytes()
 
 
 def test_many_rows_go_in_chunks(library):
