@@ -126,13 +126,14 @@ def test_build_hands_every_argument_on(tmp_path: Path, monkeypatch: pytest.Monke
         if name not in ("progress", "num_threads")
     }
     given = {name: not value if isinstance(value, bool) else value for name, value in given.items()}
-    given.update(answer_format="hermes", grammars=f"digits=regex:{digits}")
+    given.update(answer_format="hermes", grammars=f"digits=regex:{digits}", max_bytes="5GB")
     requests: list[BuildRequest] = []
     monkeypatch.setattr(
         "trtc.builder.pipeline.build", lambda request, **_: requests.append(request)
     )
     trtc.build(**given)
-    files = ("output", "calib", "eval_text", "family", "recipe")
+    files = ("output", "eval_text", "family", "recipe")
     paths = {name: Path(given[name]) for name in files}
     lists = {"keep": ("keep!",), "grammars": parse_grammars([given["grammars"]])}
-    assert requests == [BuildRequest(**{**given, **paths, **lists})]
+    numbers = {"max_bytes": 5_000_000_000}
+    assert requests == [BuildRequest(**{**given, **paths, **lists, **numbers})]
