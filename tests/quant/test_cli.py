@@ -48,6 +48,21 @@ def test_a_scheme_or_a_recipe_is_needed(trtc: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("table", ["lm_head", "embed_tokens"])
+def test_quantize_refuses_recipes_with_tables_that_layouts_do_not_hold(
+    trtc: Run, table: str, tmp_path: Path
+) -> None:
+    sites = {**in_turn(8, "int4_g128"), table: "int8_g128"}
+    recipe = write_recipe(tmp_path / "recipe.json", sites)
+    status, _, err = trtc(
+        "quantize", "--model", PYLLAMA, "--output", tmp_path / "out", "--recipe", recipe
+    )
+    option = {"lm_head": "--lm-head-dtype", "embed_tokens": "--embedding-dtype"}[table]
+    assert status == 2 and f"--recipe: {table}: " in err
+    assert f"trtc build {option} int8_g128" in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_quantize(trtc: Run, tmp_path: Path) -> None:
     output = tmp_path / "out"
     calib = text_of(tmp_path / "calib.txt")

@@ -20,6 +20,7 @@ from trtc.quant.keep import parse_keep
 from trtc.quant.recipe import FormatRecipe, read_recipe
 from trtc.quant.record import CHECKPOINT, write_record
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Scheme, scheme_named
+from trtc.quant.site_format import BF16, EMBEDDING, LM_HEAD
 from trtc.version import __version__
 
 _UNPUBLISHED = "iq4"
@@ -30,6 +31,8 @@ SCHEME_NAMES = tuple(
     if SCHEMES[name].calibration is not None and SCHEMES[name].weight != _UNPUBLISHED
 )
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
+_TABLE_OPTIONS = {LM_HEAD: "--lm-head-dtype", EMBEDDING: "--embedding-dtype"}
+"""Of trtc build."""
 _WORST_LAYERS = 5
 
 
@@ -126,6 +129,9 @@ def _scheme(dtype: str | None, recipe: Path | None, keep: tuple[str, ...]) -> Sc
         for site, one in found.formats.items():
             if one.weight == _UNPUBLISHED:
                 raise _unpublished(one.name, f"--recipe: {site}")
+        for table, name in found.tables.names.items():
+            if name != BF16.name:
+                raise _built_only(table, name)
         return found
     if dtype is None:
         raise RequestError(
@@ -148,6 +154,15 @@ def _unpublished(name: str, field: str) -> UnsupportedError:
         f"no checkpoint layout that other engines read has {name} weights",
         field=field,
         remedy=f"Give {name} to trtc build, or use int4_g32",
+    )
+
+
+def _built_only(table: str, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a checkpoint keeps this table in bf16, and the recipe says {name}",
+        field=f"--recipe: {table}",
+        remedy=f"Leave it out, and build the checkpoint with trtc build {_TABLE_OPTIONS[table]} "
+        f"{name}",
     )
 
 
