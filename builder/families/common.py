@@ -24,8 +24,8 @@ from trtc.protos.errors import CheckpointError, UnsupportedError
 
 EMBEDDING = "model.embed_tokens"
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-_NO_ROPE_INTERVAL = 4
 """Layer types."""
+_NO_ROPE_INTERVAL = 4
 RELU2: Mapping[str, Activation] = {"relu2": "relu2"}
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 GELU_TANH: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"}

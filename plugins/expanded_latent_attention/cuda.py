@@ -1,14 +1,13 @@
 """How expanded_latent_attention runs on a GPU: two launches expand the latents of the step's
 prompts, a third attends to them. Steps without a prompt need none."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import triton
 
 from trtc.plugins.expanded_latent_attention.triton import expand_latents, expanded_prefill
 from trtc.plugins.gpu.lowering import ONE, Extent, Grid, Launch, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
-from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.gpu.triton_launch import power_of_two
 from trtc.plugins.latents.triton import expansion_constants
 from trtc.protos.dtypes import DTYPES
@@ -124,17 +123,16 @@ def _launch(
     renamed: dict[str, str],
 ) -> Launch:
     dtype = site.dtypes["q"]
-    launch = scratch_launch(
+    return scratch_launch(
         site,
         function,
         {**constants, **expansion_constants(site)},
         grid,
         num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         scratch={_WIDE_KEYS: dtype, _WIDE_VALUES: dtype},
         renamed=renamed,
     )
-    assert isinstance(launch.kernel, KernelSource)
-    return replace(launch, kernel=replace(launch.kernel, num_stages=tile.num_stages))
 
 
 def _expand_tile(site: Site) -> _Tile:

@@ -37,11 +37,11 @@ def reference(
     """
     page_size, rank = pool.shape[2], keys.shape[1]
     out = attended.astype(np.float32).reshape(len(q), num_heads, -1)
-    for one in expanded_sequences(query_start, context_lens, least_new, room):
-        begin, end = (int(query_start[one.sequence + side]) for side in (0, 1))
-        context = int(context_lens[one.sequence])
+    for sequence in expanded_sequences(query_start, context_lens, least_new, room):
+        begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
+        context = int(context_lens[sequence])
         positions = np.arange(context)
-        pages = page_table[one.sequence][positions // page_size]
+        pages = page_table[sequence][positions // page_size]
         latents = pool[pages, 0, positions % page_size, 0].astype(np.float32)
         for head in range(num_heads):
             plain = latents[:, :rank] @ keys[head].astype(np.float32)

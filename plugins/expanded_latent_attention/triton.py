@@ -115,7 +115,6 @@ def expanded_prefill(
 ):
     """A tile of a sequence's new tokens, of one head. WIDE, a power of two, and REST_PAD channels,
     if any, make up a head of q and k."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
     launch_dependents(OVERLAPS)
     num_sequences = tl.load(dims + 1)
     # The last tiles have the most keys before them: they come first.
@@ -137,13 +136,12 @@ def expanded_prefill(
         position = before + new
         source = q + row * Q_STRIDE + head * HEAD_DIM
         wide = tl.arange(0, WIDE)
-        rest = WIDE + tl.arange(0, REST_PAD)
-        is_rest = rest < HEAD_DIM
+        at_rest = WIDE + tl.arange(0, REST_PAD)
+        is_rest = at_rest < HEAD_DIM
         queries = tl.load(source[:, None] + wide[None, :], mask=is_row[:, None], other=0.0)
-        if WIDE < HEAD_DIM:
-            others = tl.load(
-                source[:, None] + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0
-            )
+        rest = None if WIDE == HEAD_DIM else tl.load(
+            source[:, None] + at_rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0
+        )  # fmt: skip
         column = tl.arange(0, VALUE_PAD)
         is_column = (column < VALUE_DIM)[None, :]
         base = tl.cast(head, tl.int64) * ROOM + place
@@ -155,45 +153,75 @@ def expanded_prefill(
         end = before + tl.minimum(first_new + BLOCK_M, num_new)
         # Keys before `seen_by_all` need no mask.
         seen_by_all = (before + first_new + 1) // BLOCK_N * BLOCK_N
-        for side in tl.static_range(2):
-            low = 0 if side == 0 else seen_by_all
-            high = seen_by_all if side == 0 else end
-            for block in range(low, high, BLOCK_N):
-                key = block + tl.arange(0, BLOCK_N)
-                k_at = keys_of_head + key * HEAD_DIM
-                v_at = values_of_head + key * VALUE_DIM
-                if side == 0:
-                    k = tl.load(k_at[None, :] + wide[:, None])
-                    v = tl.load(v_at[:, None] + column[None, :], mask=is_column, other=0.0)
-                else:
-                    live = key < end
-                    k = tl.load(k_at[None, :] + wide[:, None], mask=live[None, :], other=0.0)
-                    v = tl.load(
-                        v_at[:, None] + column[None, :], mask=live[:, None] & is_column, other=0.0
-                    )
-                scores = tl.dot(queries, k, input_precision="ieee")
-                if WIDE < HEAD_DIM:
-                    if side == 0:
-                        k_rest = tl.load(
-                            k_at[None, :] + rest[:, None], mask=is_rest[:, None], other=0.0
-                        )
-                    else:
-                        k_rest = tl.load(
-                            k_at[None, :] + rest[:, None],
-                            mask=is_rest[:, None] & live[None, :],
-                            other=0.0,
-                        )
-                    scores = tl.dot(others, k_rest, scores, input_precision="ieee")
-                scores = scores * (SCALE * LOG2_E)
-                if side == 1:
-                    scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-                new_largest = tl.maximum(largest, tl.max(scores, 1))
-                weights = tl.exp2(scores - new_largest[:, None])
-                shrink = tl.exp2(largest - new_largest)
-                total = tl.fma(total, shrink, tl.sum(weights, 1))
-                weighted = weighted * shrink[:, None]
-                weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
-                largest = new_largest
+        largest, total, weighted = _attend_blocks(
+            largest, total, weighted, queries, rest, position, 0, seen_by_all, keys_of_head,
+            values_of_head, HEAD_DIM, WIDE, REST_PAD, VALUE_DIM, VALUE_PAD, BLOCK_N, SCALE,
+            MASKED=False,
+        )  # fmt: skip
+        largest, total, weighted = _attend_blocks(
+            largest, total, weighted, queries, rest, position, seen_by_all, end, keys_of_head,
+            values_of_head, HEAD_DIM, WIDE, REST_PAD, VALUE_DIM, VALUE_PAD, BLOCK_N, SCALE,
+            MASKED=True,
+        )  # fmt: skip
         target = out + (row * OUT_STRIDE + head * VALUE_DIM)[:, None] + column[None, :]
         result = weighted / total[:, None]
         tl.store(target, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_column)
+
+
+@triton.jit
+def _attend_blocks(
+    largest,
+    total,
+    weighted,
+    queries,
+    rest,
+    position,
+    begin,
+    end,
+    keys,
+    values,
+    HEAD_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The running softmax after keys [begin, end), of a head's `keys` and `values`. Without MASKED
+    they are whole blocks, which every row sees. `rest`: the queries' channels behind WIDE, or
+    None."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    wide = tl.arange(0, WIDE)
+    at_rest = WIDE + tl.arange(0, REST_PAD)
+    is_rest = (at_rest < HEAD_DIM)[:, None]
+    column = tl.arange(0, VALUE_PAD)
+    is_column = (column < VALUE_DIM)[None, :]
+    for block in range(begin, end, BLOCK_N):
+        key = block + tl.arange(0, BLOCK_N)
+        k_at = keys + key * HEAD_DIM
+        v_at = (values + key * VALUE_DIM)[:, None] + column[None, :]
+        if MASKED:
+            live = key < end
+            k = tl.load(k_at[None, :] + wide[:, None], mask=live[None, :], other=0.0)
+            v = tl.load(v_at, mask=live[:, None] & is_column, other=0.0)
+        else:
+            k = tl.load(k_at[None, :] + wide[:, None])
+            v = tl.load(v_at, mask=is_column, other=0.0)
+        scores = tl.dot(queries, k, input_precision="ieee")
+        if rest is not None:
+            inside = is_rest & live[None, :] if MASKED else is_rest
+            k_rest = tl.load(k_at[None, :] + at_rest[:, None], mask=inside, other=0.0)
+            scores = tl.dot(rest, k_rest, scores, input_precision="ieee")
+        scores = scores * (SCALE * LOG2_E)
+        if MASKED:
+            scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        shrink = tl.exp2(largest - new_largest)
+        total = tl.fma(total, shrink, tl.sum(weights, 1))
+        weighted = weighted * shrink[:, None]
+        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
+        largest = new_largest
+    return largest, total, weighted

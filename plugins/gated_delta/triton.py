@@ -23,6 +23,8 @@ from trtc.plugins.gpu.triton import (
     first_single,
     launch_dependents,
     page_left,
+    softplus,
+    state_before,
     wait_for_inputs,
 )
 
@@ -42,9 +44,9 @@ def head_gates(
     writes."""
     x = tl.load(a + row * A_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head)
-    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    step = softplus(x)
     written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
-    return tl.load(rate + head) * softplus, tl.sigmoid(written)
+    return tl.load(rate + head) * step, tl.sigmoid(written)
 
 
 @triton.jit
@@ -146,10 +148,7 @@ def delta_rows(
         PAGE_SIZE,
         TABLE_WIDTH,
     )
-    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + of_head
-    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
-    # Threads that hold the same values read them before any of them writes.
-    tl.debug_barrier()
+    state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     for row in range(first, last):
         state = add_row(
             state,
@@ -258,10 +257,7 @@ def delta_chunks(
         PAGE_SIZE,
         TABLE_WIDTH,
     )
-    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + of_head
-    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
-    # Threads that hold the same values read them before any of them writes.
-    tl.debug_barrier()
+    state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     tail = first_single(first, own, slots, PAGE_SIZE)
     index = tl.arange(0, CHUNK)
     is_lower = index[:, None] >= index[None, :]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Grid, Launch, Site
+from trtc.plugins.gpu.sources import DEFAULT_STAGES
 from trtc.plugins.gpu.triton_launch import triton_launch
 
 
@@ -17,6 +18,7 @@ def scratch_launch(
     num_warps: int,
     scratch: Mapping[str, str],
     renamed: Mapping[str, str] | None = None,
+    num_stages: int = DEFAULT_STAGES,
 ) -> Launch:
     """A launch of a Triton function whose tensors have the names of parameters and buffers.
 
@@ -34,6 +36,7 @@ def scratch_launch(
         constants=constants,
         programs=ONE,
         num_warps=num_warps,
+        num_stages=num_stages,
         sm=site.sm,
         max_shared_bytes=site.arch.shared_bytes,
     )

@@ -10,6 +10,10 @@ CPP_TYPES: Mapping[str, str] = {"f32": "float", "bf16": "Bf16", "f8e4m3": "E4m3"
 """trtc -> the types of gpu/ptx.cuh, for macros that name one."""
 
 
+DEFAULT_STAGES = 2
+"""Of the loads that Triton pipelines, where a tactic names no number."""
+
+
 @dataclass(frozen=True)
 class KernelParameter:
     """A parameter of the entry: a tensor's address, or an i32 scalar."""
@@ -29,7 +33,7 @@ class KernelSource:
     parameters: tuple[KernelParameter, ...]
     constants: Mapping[str, int | float | bool | str]
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = DEFAULT_STAGES
     absent: tuple[str, ...] = ()
     """Optional parameters that are absent: None in this specialisation."""
     max_shared_bytes: int = DEFAULT_SHARED_BYTES

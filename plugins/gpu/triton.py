@@ -67,6 +67,12 @@ def softcapped(values, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def softplus(values):
+    """log(1 + exp(values)), as PyTorch computes it: the value itself above 20."""
+    return tl.where(values > 20.0, values, tl.log(1.0 + tl.exp(tl.minimum(values, 20.0))))
+
+
+@triton.jit
 def quantized(values, pre_scale, out_scale, THROUGH: tl.constexpr, OUT: tl.constexpr):
     """plugins/rounding.py's `quantize` of f32 `values`, bit for bit.
 
@@ -235,6 +241,17 @@ def find_rows(
             last = tl.where(behind > 0, end, last)
             goes_on = (behind > 0) & (sequence + 1 < num_sequences)
     return first, own, last, position, old
+
+
+@triton.jit
+def state_before(state_out, old, place, inside, STATE_STRIDE: tl.constexpr):
+    """The part `place` of the state in page `old`, as `find_rows` gives it; zeros where there is
+    none and where not `inside`."""
+    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + place
+    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
+    # Threads that hold the same values read them before any of them writes.
+    tl.debug_barrier()
+    return state
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES
 from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site, Variant
-from trtc.plugins.gpu.sources import KernelParameter, KernelSource
+from trtc.plugins.gpu.sources import DEFAULT_STAGES, KernelParameter, KernelSource
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
 
@@ -46,6 +46,7 @@ def triton_launch(
     programs: Extent,
     num_warps: int,
     sm: int,
+    num_stages: int = DEFAULT_STAGES,
     max_shared_bytes: int = DEFAULT_SHARED_BYTES,
 ) -> Launch:
     """A launch of a Triton function over a grid of one axis.
@@ -64,6 +65,7 @@ def triton_launch(
             parameters=tuple(KernelParameter(name, dtypes[name]) for name in present),
             constants=all_constants,
             num_warps=num_warps,
+            num_stages=num_stages,
             absent=tuple(name for name in tensors if name not in dtypes),
             max_shared_bytes=max_shared_bytes,
         ),

@@ -11,15 +11,10 @@ from trtc.plugins.attention.split_kv import CUDA
 from trtc.plugins.attention.triton import find_sequence, splits_of
 from trtc.plugins.gpu.lowering import ONE, Extent, Launch, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
-from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.gpu.triton import launch_dependents, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import power_of_two
 from trtc.plugins.latent_attention.triton import attend_latents
-from trtc.plugins.latents.triton import (
-    expansion,
-    expansion_constants,
-    place_of,
-)
+from trtc.plugins.latents.triton import expansion, expansion_constants, place_of
 
 _ALIGNMENT = 64
 """Splits are as long as a multiple of it: every BLOCK_N divides it."""
@@ -184,13 +179,14 @@ def latent_prefill(
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     # The last tiles have the most latents before them: they come first.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence, first_new = find_sequence(tile, query_start, tl.load(dims + 1), BLOCK_Q)
+    num_sequences = tl.load(dims + 1)
+    sequence, first_new = find_sequence(tile, query_start, num_sequences, BLOCK_Q)
     first_row = tl.load(query_start + sequence)
     num_new = tl.load(query_start + sequence + 1) - first_row
     is_mine = (first_new < num_new) & (num_new > 1)
     if LEAST_NEW > 0:
         taken, ends = expansion(
-            query_start, context_lens, tl.load(dims + 1), LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
+            query_start, context_lens, num_sequences, LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
         )
         is_mine = is_mine & (place_of(sequence, taken, ends, ROOM) < 0)
     if is_mine:
@@ -314,9 +310,15 @@ def _launch(
     names = function.arg_names
     scratch = {name: kind for name, kind in _SCRATCH.items() if name in names}
     used = {name: value for name, value in constants.items() if name in names}
-    launch = scratch_launch(site, function, used, grid, num_warps=tile.num_warps, scratch=scratch)
-    assert isinstance(launch.kernel, KernelSource)
-    return replace(launch, kernel=replace(launch.kernel, num_stages=tile.num_stages))
+    return scratch_launch(
+        site,
+        function,
+        used,
+        grid,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        scratch=scratch,
+    )
 
 
 def _reading(site: Site) -> dict[str, int | float]:

@@ -31,8 +31,7 @@ def reference(
     """
     page_size, width = pool.shape[2], pool.shape[4]
     out = np.zeros((q.shape[0], num_heads, rank), np.float32)
-    expanded = expanded_sequences(query_start, context_lens, least_new, room)
-    elsewhere = {one.sequence for one in expanded}
+    elsewhere = set(expanded_sequences(query_start, context_lens, least_new, room))
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         if begin == end or sequence in elsewhere:

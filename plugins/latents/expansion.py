@@ -7,7 +7,6 @@ keys and values has room for so many tokens; a sequence that it has no room for 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,6 @@ MAX_BYTES = 1 << 30
 """Of the buffer, for all heads of a layer."""
 
 
-@dataclass(frozen=True)
-class Expanded:
-    """One sequence of a step."""
-
-    sequence: int
-    begin: int
-    """Its first token in the buffer."""
-
-
 def room_for(token_bytes: int, max_seq_len: int, max_num_tokens: int) -> int:
     """Tokens of the buffer: the longest sequence, or a step's prompts however they are aligned."""
     wanted = max(max_seq_len, 2 * max_num_tokens)
@@ -41,18 +31,17 @@ def expanded_sequences(
     context_lens: NDArray[np.generic],
     least_new: int,
     room: int,
-) -> Iterator[Expanded]:
+) -> Iterator[int]:
     """Those with `least_new` new tokens or more, in their order while there is room.
 
     Args:
         least_new: 0: none.
     """
-    begin = 0
+    taken = 0
     for sequence, context in enumerate(int(length) for length in context_lens):
         new = int(query_start[sequence + 1]) - int(query_start[sequence])
         if least_new and new >= least_new:
-            end = begin + -(-context // ALIGNMENT) * ALIGNMENT
-            if end > room:
+            taken += -(-context // ALIGNMENT) * ALIGNMENT
+            if taken > room:
                 return
-            yield Expanded(sequence, begin)
-            begin = end
+            yield sequence

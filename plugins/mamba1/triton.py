@@ -9,7 +9,14 @@ it leaves.
 import triton
 import triton.language as tl
 
-from trtc.plugins.gpu.triton import find_rows, launch_dependents, page_left, wait_for_inputs
+from trtc.plugins.gpu.triton import (
+    find_rows,
+    launch_dependents,
+    page_left,
+    softplus,
+    state_before,
+    wait_for_inputs,
+)
 
 
 @triton.jit
@@ -66,10 +73,7 @@ def scan_rows(
         PAGE_SIZE,
         TABLE_WIDTH,
     )
-    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + place
-    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
-    # Threads that hold the same values read them before any of them writes.
-    tl.debug_barrier()
+    state = state_before(state_out, old, place, inside, STATE_STRIDE)
     for row in range(first, last):
         at = tl.cast(row, tl.int64)
         values = tl.load(x + at * X_STRIDE + column, mask=is_column, other=0.0).to(tl.float32)
@@ -78,7 +82,7 @@ def scan_rows(
         written = tl.load(b + at * B_STRIDE + key, mask=is_key, other=0.0).to(tl.float32)
         read = tl.load(c + at * C_STRIDE + key, mask=is_key, other=0.0).to(tl.float32)
         time += bias
-        step = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
+        step = softplus(time)
         state = (
             state * tl.exp(of_rate * step[None, :]) + written[:, None] * (step * values)[None, :]
         )

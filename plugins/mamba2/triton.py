@@ -22,6 +22,8 @@ from trtc.plugins.gpu.triton import (
     first_single,
     launch_dependents,
     page_left,
+    softplus,
+    state_before,
     wait_for_inputs,
 )
 
@@ -40,7 +42,7 @@ def time_step(
     """softplus(dt + dt_bias) of rows, within the limits; DT_MAX 0 is none."""
     x = tl.load(dt + row * DT_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head)
-    step = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    step = softplus(x)
     step = tl.maximum(step, DT_MIN)
     if DT_MAX > 0:
         step = tl.minimum(step, DT_MAX)
@@ -144,10 +146,7 @@ def ssm_rows(
         PAGE_SIZE,
         TABLE_WIDTH,
     )
-    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + of_head
-    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
-    # Threads that hold the same values read them before any of them writes.
-    tl.debug_barrier()
+    state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     for row in range(first, last):
         state = add_row(
             state,
@@ -231,10 +230,7 @@ def ssm_chunks(
         PAGE_SIZE,
         TABLE_WIDTH,
     )
-    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + of_head
-    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
-    # Threads that hold the same values read them before any of them writes.
-    tl.debug_barrier()
+    state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     tail = first_single(first, own, slots, PAGE_SIZE)
     index = tl.arange(0, CHUNK)
     is_lower = index[:, None] >= index[None, :]
