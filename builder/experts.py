@@ -18,7 +18,7 @@ from trtc.builder.recipes import (
 )
 from trtc.builder.spec import LinearSpec, MoeMlpSpec, RouterSpec
 from trtc.builder.transforms import RequantizeToE4M3
-from trtc.builder.weights import LinearWeights, Tensor, linear_weights
+from trtc.builder.weights import LinearWeights, Tensor, linear_weights, rows_in_order
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear
 
@@ -45,7 +45,8 @@ def expert_weights(
     4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
 
     Raises:
-        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks.
+        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks, or experts that
+            read their input in orders of their own.
         CheckpointError: experts quantised in different ways.
     """
 
@@ -53,8 +54,11 @@ def expert_weights(
         found = linear_weights(linear, quantized, dtype, reader)
         return _as_e4m3(found, dtype) if found.format == "i4_f8" else found
 
-    before = [tuple(map(weights, expert.linears[:-1])) for expert in mlp.experts]
     downs = [weights(expert.down) for expert in mlp.experts]
+    before = [
+        tuple(_before(one, weights(one), down.column_order) for one in expert.linears[:-1])
+        for expert, down in zip(mlp.experts, downs, strict=True)
+    ]
     first = downs[0]
     _check_uniform(mlp, [*(one for parts in before for one in parts), *downs])
     gate_up = _Stacked(tuple(before))
@@ -78,6 +82,17 @@ def expert_weights(
         act_quant=_act_quant(first),
         group_size=first.group_size or 0,
     )
+
+
+def _before(linear: LinearSpec, weights: LinearWeights, order: Tensor | None) -> LinearWeights:
+    """A linear that gives its channels in the order in which the one after it reads them."""
+    if weights.column_order is not None:
+        raise UnsupportedError(
+            "scatters its groups over the input features (act-order), and experts read one input",
+            field=linear.name,
+            remedy="Quantise the experts with desc_act false",
+        )
+    return weights if order is None else rows_in_order(weights, order)
 
 
 def _act_quant(linear: LinearWeights) -> str:

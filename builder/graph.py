@@ -4,8 +4,9 @@ Rows are packed tokens: there is no batch dimension. A node's name is its site i
 (`layers.3.attention.q.matmul`) and `<name>.out` its output. Shared initialisers: `embedding.weight`
 (the lm_head's too when embeddings are tied), `rope.<k>.cos`, `rope.<k>.sin`.
 
-A linear is [Mul pre_scale] -> [QuantizeLinear -> DequantizeLinear] -> MatMul with the transposed,
-dequantised weight -> [Add bias]. NVFP4 quantises its input by TensorRT's TRT_FP4DynamicQuantize.
+A linear is [Mul pre_scale] -> [Gather columns] -> [QuantizeLinear -> DequantizeLinear] -> MatMul
+with the transposed, dequantised weight -> [Add bias]. NVFP4 quantises its input by TensorRT's
+TRT_FP4DynamicQuantize.
 Inputs whose scales follow from them are trtc.quantize -> DequantizeLinear in blocks along a row.
 Routers and the gates of shared experts multiply in f32: their input is cast, their weight is an f32
 initialiser whose recipe rounds to the activation type first.
@@ -56,6 +57,7 @@ from trtc.builder.weights import (
     norm_weight,
     of_heads,
     plain_linear,
+    rows_in_order,
     scan_rate,
     source_recipe,
 )
@@ -133,6 +135,8 @@ class _SourceGraph:
         self._inputs: Sequence[Value] = ()
         """Of every layer, beside what the one before it gives."""
         self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
+        self._ordered: dict[tuple[str, bytes], Value] = {}
+        """By the names of activations and the orders of their columns: these, in that order."""
 
     def build(self) -> Module:
         kv = self._cache_layout()
@@ -758,13 +762,23 @@ class _SourceGraph:
         return self._moe(site, mlp, x)
 
     def _mlp(self, site: str, mlp: DenseMlpSpec, x: Value) -> Value:
+        """What is between the linears works on each channel by itself, so those before `down` give
+        its columns in the order that it has them in."""
+        down = self._weights_of(mlp.down)
+
+        def before(name: str, linear: LinearSpec) -> Value:
+            weights = self._weights_of(linear)
+            if down.column_order is not None:
+                weights = rows_in_order(weights, down.column_order)
+            return self._applied(f"{site}.{name}", weights, x)
+
         if mlp.gate is None:
-            up = self._linear(f"{site}.up", mlp.up, x)
-            return self._linear(f"{site}.down", mlp.down, self._active(site, mlp.activation, up))
-        gate = self._linear(f"{site}.gate", mlp.gate, x)
-        up = self._linear(f"{site}.up", mlp.up, x)
-        active = self._active(site, mlp.activation, gate)
-        return self._linear(f"{site}.down", mlp.down, self._mul(f"{site}.product", active, up))
+            product = self._active(site, mlp.activation, before("up", mlp.up))
+        else:
+            gate, up = before("gate", mlp.gate), before("up", mlp.up)
+            active = self._active(site, mlp.activation, gate)
+            product = self._mul(f"{site}.product", active, up)
+        return self._applied(f"{site}.down", replace(down, column_order=None), product)
 
     def _active(self, site: str, activation: Activation, x: Value) -> Value:
         if activation == "silu":
@@ -903,10 +917,17 @@ class _SourceGraph:
         )
 
     def _linear(self, site: str, linear: LinearSpec, x: Value) -> Value:
-        weights = linear_weights(linear, self._quantized, self._dtype, self._reader)
+        return self._applied(site, self._weights_of(linear), x)
+
+    def _weights_of(self, linear: LinearSpec) -> LinearWeights:
+        return linear_weights(linear, self._quantized, self._dtype, self._reader)
+
+    def _applied(self, site: str, weights: LinearWeights, x: Value) -> Value:
         if weights.pre_scale is not None:
             scale = self._writer.weight(f"{site}.pre_scale", weights.pre_scale)
             x = self._mul(f"{site}.pre_scale", x, scale)
+        if weights.column_order is not None:
+            x = self._in_order(site, x, weights.column_order)
         if weights.dynamic and weights.activation is not None:
             x = self._quantize_rows(f"{site}.input", x, weights.input_scales, weights.activation)
         elif weights.input_scale is not None and weights.activation is not None:
@@ -920,6 +941,17 @@ class _SourceGraph:
             return product
         bias = self._writer.weight(f"{site}.bias", weights.bias)
         return self._add(f"{site}.bias", product, bias)
+
+    def _in_order(self, site: str, x: Value, order: Tensor) -> Value:
+        """The columns of x in an order. Linears that read the same input often have the same one,
+        since calibration found it of that input, and share them then."""
+        key = x.name, order.recipe.load(self._reader).tobytes()
+        if key not in self._ordered:
+            indices = self._writer.weight(f"{site}.column_order", order)
+            self._ordered[key] = self._writer.node(
+                "Gather", f"{site}.ordered", [x, indices], x.dtype, x.shape, axis=1
+            )
+        return self._ordered[key]
 
     def _weight(self, site: str, weights: LinearWeights) -> Value:
         """[N, K] in the activation type, dequantised when it is stored otherwise."""

@@ -1,7 +1,7 @@
 """Weights of the source graph: a linear and its quantisation -> recipes in canonical form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class LinearWeights:
     input_scale: Tensor | None = None
     pre_scale: Tensor | None = None
     """[K], in the activation type."""
+    column_order: Tensor | None = None
+    """[K] i32: the input channel that each column of the weight multiplies; None: its own."""
     group_size: int | None = None
     dynamic: bool = False
     """Whether the input's scales follow from it."""
@@ -178,7 +180,7 @@ def absorbed_weights(
 
 def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
     """[N, K] f32. Scales of activations are left out: the product takes them as they are."""
-    known = ("weight", "weight_scale", "weight_zero", "pre_quant_scale")
+    known = ("weight", "weight_scale", "weight_zero", "column_order", "pre_quant_scale")
     names = tuple(name for name in known if name in quantized.tensors)
     if quantized.weight in ("f4e2m1", "i4_f8"):
         raise UnsupportedError(
@@ -192,7 +194,7 @@ def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
 
 @dataclass(frozen=True)
 class _Dequantize:
-    """scale * (weight - zero) * pre_quant_scale, in f32."""
+    """scale * (weight - zero) * pre_quant_scale, in f32, with each column at its input channel."""
 
     names: tuple[str, ...]
     """Of the tensors that it is given, as QuantizedLinear has them."""
@@ -205,6 +207,8 @@ class _Dequantize:
         if "weight_zero" in named:
             weight = weight - _by_column(named["weight_zero"], weight)
         weight = weight * _by_column(named["weight_scale"], weight)
+        if "column_order" in named:
+            weight = weight[:, np.argsort(named["column_order"])]
         if "pre_quant_scale" in named:
             weight = weight * named["pre_quant_scale"].astype(np.float32)
         return weight
@@ -267,11 +271,12 @@ def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:
 def quantized_linear(
     linear: LinearSpec, quantized: QuantizedLinear, dtype: str, reader: TensorReader
 ) -> LinearWeights:
-    """A quantised linear; `reader` is asked for the shape of ungrouped scales, nothing else.
+    """A quantised linear; `reader` is asked for the shape of ungrouped scales and the order of
+    columns, nothing else.
 
     Raises:
         UnsupportedError: the groups do not divide the input channels.
-        CheckpointError: a scale's shape does not fit.
+        CheckpointError: a scale's shape does not fit, or groups have other sizes than they say.
     """
     n, k = linear.out_features, linear.in_features
     group = quantized.group_size
@@ -289,6 +294,7 @@ def quantized_linear(
             return None
         return Tensor(Reshape(Cast(tensors[key], element), shape), element, shape)
 
+    assert not {"pre_quant_scale", "column_order"} <= tensors.keys(), "no format has both"
     weight = tensor("weight", _weight_dtype(quantized), (n, k))
     assert weight is not None, f"{linear.name}: a quantised linear has a weight"
     return LinearWeights(
@@ -300,9 +306,47 @@ def quantized_linear(
         scale_2=tensor("weight_scale_2", "f32", ()),
         input_scale=tensor("input_scale", "f32", ()),
         pre_scale=tensor("pre_quant_scale", dtype, (k,)),
+        column_order=_column_order(tensors, reader),
         group_size=group,
         dynamic=quantized.dynamic,
     )
+
+
+def _column_order(tensors: Mapping[str, Recipe], reader: TensorReader) -> Tensor | None:
+    """Most linears have their columns in order, and only the checkpoint knows."""
+    if "column_order" not in tensors:
+        return None
+    order = tensors["column_order"].load(reader)
+    if np.array_equal(order, np.arange(len(order))):
+        return None
+    return Tensor(Constant(order), "i32", order.shape)
+
+
+def rows_in_order(weights: LinearWeights, order: Tensor) -> LinearWeights:
+    """A linear that gives its output channels in another order.
+
+    Args:
+        order: [N] i32, as a linear that reads them has it for its columns.
+    """
+
+    def rows(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.shape:
+            return tensor
+        return replace(tensor, recipe=Apply(_rows_in_order, (tensor.recipe, order.recipe)))
+
+    weight = rows(weights.weight)
+    assert weight is not None
+    return replace(
+        weights,
+        weight=weight,
+        bias=rows(weights.bias),
+        scale=rows(weights.scale),
+        zero=rows(weights.zero),
+    )
+
+
+def _rows_in_order(values: Array, order: Array) -> Array:
+    return values[order]
 
 
 def linear_weights(

@@ -11,6 +11,7 @@ from trtc.plugins.expanded_latent_attention.op import EXPANDED_LATENT_ATTENTION
 from trtc.plugins.fused_linear.op import FUSED_LINEAR
 from trtc.plugins.gated_delta.op import GATED_DELTA
 from trtc.plugins.gated_linear.op import GATED_LINEAR
+from trtc.plugins.gather_columns.op import GATHER_COLUMNS
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.head_linear.op import HEAD_LINEAR
 from trtc.plugins.kv_write.op import KV_WRITE
@@ -57,6 +58,7 @@ REGISTRY: dict[str, FusedOp] = {
         FUSED_LINEAR,
         MOE,
         QUANTIZE,
+        GATHER_COLUMNS,
         GATHER_ROWS,
         ADD,
         ALL_REDUCE,

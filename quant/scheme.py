@@ -170,6 +170,8 @@ class QuantizedLinear:
         input_scale      () f32, when the activation is quantised statically; for f4e2m1 the scale
                          of the E4M3 scales that each block of an activation gets as it comes
         pre_quant_scale  [K] f32, multiplies the input (AWQ, SmoothQuant)
+        column_order     [K] i32, of groups that are scattered (act-order): the input channel that
+                         each column of `weight` multiplies
     """
 
     weight: WeightFormat
@@ -182,6 +184,11 @@ class QuantizedLinear:
     dynamic: bool = False
     """Whether each row of the activation, or each group of it where the weight has groups, is
     quantised to the weight's type by its largest magnitude."""
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether groups may be scattered over the input channels."""
+        return "column_order" in self.tensors
 
 
 @dataclass(frozen=True)

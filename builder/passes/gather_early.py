@@ -5,7 +5,7 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, is_weight, producer
 from trtc.builder.passes.rewriter import Rewriter
 
-_ROWWISE = ("linear", "rms_norm", "swiglu", "quantize", "add", "moe")
+_ROWWISE = ("linear", "rms_norm", "swiglu", "quantize", "gather_columns", "add", "moe")
 """Operators whose result in a row depends on that row alone."""
 
 

@@ -20,6 +20,7 @@ from trtc.builder.passes.gather_early import GATHER_EARLY
 from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
 from trtc.builder.passes.lower_experts import LOWER_EXPERTS
+from trtc.builder.passes.lower_gather_columns import LOWER_GATHER_COLUMNS
 from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
 from trtc.builder.passes.lower_norms import LOWER_NORMS
@@ -50,6 +51,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     # 2. The other operators, one for one.
     LOWER_EMBEDDING,
     LOWER_GATHER_ROWS,
+    LOWER_GATHER_COLUMNS,
     FUSE_ROPE_KV_WRITE,
     LOWER_NORMS,
     LOWER_SWIGLU,

@@ -225,6 +225,8 @@ def _dequantized(found: CheckpointQuantization, prefix: str, reader: Safetensors
     weight = codes.astype(np.float32)
     repeats = weight.shape[1] // parts["weight_scale"].shape[1]
     values = weight * parts["weight_scale"].repeat(repeats, axis=1)
+    if linear.is_scattered:
+        values = values[:, np.argsort(parts["column_order"])]
     return values * parts.get("pre_quant_scale", np.float32(1))
 
 

@@ -553,6 +553,19 @@ def test_experts_quantised_in_different_ways_are_refused(tmp_path: Path) -> None
         quantised_module(path, dataclasses.replace(quantization, linears=linears), made)
 
 
+def test_experts_that_read_their_input_in_other_orders_are_refused(tmp_path: Path) -> None:
+    path = tiny_checkpoint("mixtral", tmp_path)
+    quantization, made = quantised_linears(path, CASES["int8 weights"])
+    name = "model.layers.0.block_sparse_moe.experts.2.w1"
+    made[name]["column_order"] = np.arange(64, dtype=np.int32)[::-1]
+    source = TensorSource((f"{name}.column_order",))
+    linear = quantization.linears[name]
+    linear = dataclasses.replace(linear, tensors={**linear.tensors, "column_order": source})
+    linears = {**quantization.linears, name: linear}
+    with pytest.raises(UnsupportedError, match=r"experts\.2\.w1.*act-order"):
+        quantised_module(path, dataclasses.replace(quantization, linears=linears), made)
+
+
 @pytest.mark.parametrize("family", ["llama3", "gemma2", "qwen3", "mixtral", "qwen3_moe"])
 def test_bf16_is_as_near_to_exact_as_transformers_bf16(family: str, tmp_path: Path) -> None:
     path = tiny_checkpoint(family, tmp_path, "bfloat16")

@@ -33,7 +33,7 @@ from trtc.builder.sharding import check_sharding
 from trtc.builder.weights_file import write_weights
 from trtc.protos.errors import OutputError, RequestError
 from trtc.protos.plan import Fill, Weight
-from trtc.quant.scheme import SCHEMES
+from trtc.quant.scheme import SCHEMES, TensorSource
 
 SIZES: dict[str, Any] = {
     "hidden_size": 1024,
@@ -103,6 +103,24 @@ def test_groups_that_end_as_one_scale_may_be_cut() -> None:
     check("w4a8_awq", 4, intermediate_size=768)
     with pytest.raises(RequestError, match="6 groups of 128"):
         check("int4_awq", 4, intermediate_size=768)
+
+
+def test_scattered_groups_after_attention_are_not_shared() -> None:
+    spec = decoder_spec(config_dict("llama", **SIZES), 64)
+    scheme = SCHEMES["int4_gptq"]
+    _, quantization = dummy_checkpoint(spec, scheme)
+    assert quantization is not None
+    order = TensorSource(("g_idx",))
+    linears = {
+        name: replace(linear, tensors={**linear.tensors, "column_order": order})
+        for name, linear in quantization.linears.items()
+    }
+    for layer in spec.layers:
+        check_sharding(spec, scheme, replace(quantization, linears=linears), 1)
+        with pytest.raises(RequestError, match=f"scattered groups .* {layer.attention.o.name} "):
+            check_sharding(spec, scheme, replace(quantization, linears=linears), 2)
+        linears[layer.attention.o.name] = quantization.linears[layer.attention.o.name]
+    check_sharding(spec, scheme, replace(quantization, linears=linears), 2)
 
 
 class Reader:

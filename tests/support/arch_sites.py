@@ -105,6 +105,9 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             activation="silu",
         ),
     ),
+    "gather_columns": (
+        _site("gather_columns", {"K": WIDTH}, {"columns": "i32"} | _bf16("x", "out")),
+    ),
     "gather_rows": (_site("gather_rows", {"K": WIDTH}, {"rows": "i32"} | _bf16("x", "out")),),
     "head_linear": (
         _site(

@@ -70,7 +70,13 @@ def dequantized(
         scale = scale.repeat(size, axis=1)
     if zero.shape[1] > 1:
         zero = zero.repeat(size, axis=1)
-    return scale * (weight - zero)
+    exact = scale * (weight - zero)
+    if not linear.is_scattered:
+        return exact
+    assert found["column_order"].dtype == np.int32
+    inputs = np.empty_like(exact)
+    inputs[:, found["column_order"]] = exact
+    return inputs
 
 
 def awq_linear(
@@ -128,7 +134,8 @@ def gptq_linear(
             np.int32
         ),
     }
-    weight = scales.repeat(group, 0).astype(np.float64) * (codes - zeros.repeat(group, 0))
+    group_of = tensors[f"{prefix}.g_idx"]
+    weight = scales.astype(np.float64)[group_of] * (codes - zeros[group_of])
     return tensors, weight.T
 
 
@@ -151,6 +158,7 @@ def packed_linear(
     *,
     bits: int = 4,
     symmetric: bool = True,
+    g_idx: Array | None = None,
     seed: int = 0,
 ) -> tuple[Tensors, NDArray[np.float64]]:
     """A compressed-tensors pack-quantized linear and the weight [N, K] that it stands for."""
@@ -167,7 +175,11 @@ def packed_linear(
     }
     if not symmetric:
         tensors[f"{prefix}.weight_zero_point"] = _words_down(zeros + half, bits)
-    weight = scale.astype(np.float64).repeat(size, 1) * (values - zeros.repeat(size, 1))
+    group_of = np.arange(columns) // size
+    if g_idx is not None:
+        group_of = g_idx
+        tensors[f"{prefix}.weight_g_idx"] = g_idx.astype(np.int32)
+    weight = scale.astype(np.float64)[:, group_of] * (values - zeros[:, group_of])
     return tensors, weight
 
 

@@ -19,6 +19,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.fused_linear import cuda as fused_linear
     from trtc.plugins.gated_delta import cuda as gated_delta
     from trtc.plugins.gated_linear import cuda as gated_linear
+    from trtc.plugins.gather_columns import cuda as gather_columns
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.head_linear import cuda as head_linear
     from trtc.plugins.latent_attention import cuda as latent_attention
@@ -46,6 +47,7 @@ def lowerings() -> Mapping[str, Lower]:
         "fused_linear": fused_linear.lowering(rms_norm.lower, swiglu.lower),
         "gated_delta": gated_delta.lower,
         "gated_linear": gated_linear.lowering(swiglu.lower, quantize.lower),
+        "gather_columns": gather_columns.lower,
         "gather_rows": gather_rows.lower,
         "head_linear": head_linear.lower,
         "latent_attention": latent_attention.lower,

@@ -49,6 +49,8 @@ NARROW = [
     Tiny("int4_awq", pre_scales=True),
     Tiny("int4_awq", zero_points=True, fused=True),
     Tiny("int4_awq", experts=4),
+    Tiny("int4_gptq", scattered="q k v gate up down", bias=True),
+    Tiny("int4_gptq", scattered="down", bias=True, gemma=True),
 ]
 
 

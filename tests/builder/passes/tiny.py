@@ -98,6 +98,8 @@ class Tiny:
     pre_scales: bool = False
     equal_pre_scales: bool = False
     """Linears of one input have the same pre-scales, each under its own name."""
+    scattered: str = ""
+    """Linears of every layer that have groups scattered, those of one input in the same order."""
     equal_input_scales: bool = True
     per_tensor: bool = False
     kv_dtype: str | None = None
@@ -300,6 +302,11 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         like = str(weight.shape[1]) if kind.equal_pre_scales else name
         factors = np.abs(random_array(f"{like}.pre", (weight.shape[1],)))
         made["pre_quant_scale"] = factors + np.float32(0.5)
+    own = name.rsplit(".", 1)[1]
+    if own in kind.scattered.split():
+        seed = {"k": "q", "v": "q", "up": "gate"}.get(own, own).encode()
+        order = np.random.default_rng(zlib.crc32(seed)).permutation(weight.shape[1])
+        made["column_order"] = order.astype(np.int32)
     reader.tensors |= {f"{name}.{key}.q": value for key, value in made.items()}
     return QuantizedLinear(
         weight=scheme.weight,
