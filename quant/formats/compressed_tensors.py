@@ -9,9 +9,10 @@
     iq4-packed        weight_packed i32 [N, K/8]         weight_scale u8 [N, G], and
                       codes of plugins/iq4.py            weight_scale_2 f32 []
 
-The last is trtc's own, for what its builds calibrate and read again. Static activations add
-input_scale [1]. Dynamic ones, by token, or by token and group where weights have blocks, are
-quantised so where they are of the type of the weights and these have no groups.
+Groups that `actorder: group` scatters over the columns add weight_g_idx i32 [K], which says the
+group of each. The last format is trtc's own, for what its builds calibrate and read again. Static
+activations add input_scale [1]. Dynamic ones, by token, or by token and group where weights have
+blocks, are quantised so where they are of the type of the weights and these have no groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ import numpy as np
 
 from trtc.plugins.iq4 import GROUPS, scales_of
 from trtc.protos.errors import CheckpointError
+from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     Array,
@@ -57,6 +59,8 @@ _FORMATS = (
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
 _MAX_GROUPS = 64
+_IN_ORDER, _SCATTERED = (None, False, "weight", "static"), (True, "group", "dynamic")
+"""Spellings of `actorder`: calibration leaves the groups in order, or scatters them."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
@@ -73,6 +77,8 @@ class _Weights:
     block: tuple[int, int] | None
     has_exponents: bool = False
     """Whether scales are E8M0."""
+    scattered: bool = False
+    """Whether weight_g_idx says the group of each column."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +199,15 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     symmetric = expect(declared, "symmetric", True, False, default=True)
     if not symmetric and not (packed and bits == 4):
         raise unsupported("weights.symmetric", False, "zero points in 4-bit packed weights only")
-    if declared.get("actorder") in ("group", True):
-        raise unsupported("weights.actorder", declared["actorder"], "None, 'weight' or 'static'")
+    scattered = expect(declared, "actorder", *_IN_ORDER, *_SCATTERED) in _SCATTERED
     strategy = expect(declared, "strategy", *_STRATEGIES, default=_default_strategy(declared))
     if name == _MXFP8 and (kind, strategy) != ("float", "group"):
         raise unsupported("weights.strategy", strategy, f"FP8 weights in groups in {name}")
     if strategy == "block" and kind != "float":
         raise unsupported("weights.strategy", strategy, "blocks in FP8 weights only")
+    if scattered and not (packed and strategy == "group"):
+        known = "'group' in packed weights in groups only"
+        raise unsupported("weights.actorder", declared["actorder"], known)
     return _Weights(
         packed,
         "f8e4m3" if kind == "float" else "i4" if bits == 4 else "i8",
@@ -213,6 +221,7 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
         if strategy == "block"
         else None,
         name == _MXFP8,
+        scattered,
     )
 
 
@@ -319,6 +328,8 @@ def _linear(
         groups = 1 if group_size is None else num_groups(scale, columns, group_size)
         stored.require(zero, ("I32",), (-(-rows * weights.bits // 32), groups))
         tensors["weight_zero"] = TensorSource((zero,), partial(_zeros, rows=rows))
+    if weights.scattered:
+        tensors |= _scattered(stored, prefix, columns, weights)
     if activations == "static":
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
     return QuantizedLinear(
@@ -341,6 +352,25 @@ def _weight(stored: StoredTensors, prefix: str, weights: _Weights) -> tuple[Tens
     is_signed = weights.symmetric and weights.weight != "iq4"
     read = partial(_unpacked, bits=weights.bits, symmetric=is_signed)
     return TensorSource((name,), read), rows, words * 32 // weights.bits
+
+
+def _scattered(
+    stored: StoredTensors, prefix: str, columns: int, weights: _Weights
+) -> dict[str, TensorSource]:
+    """The weight with its columns sorted by groups, and their order."""
+    name, size = f"{prefix}.weight_g_idx", weights.group_size
+    assert size is not None
+    stored.require(name, ("I32",), (columns,))
+    order = partial(order_of_groups, name=name, group_size=size)
+
+    def sorted_weight(words: Array, g_idx: Array) -> Array:
+        codes = _unpacked(words, bits=weights.bits, symmetric=weights.symmetric)
+        return np.ascontiguousarray(codes[:, order(g_idx)])
+
+    return {
+        "weight": TensorSource((f"{prefix}.weight_packed", name), sorted_weight),
+        "column_order": TensorSource((name,), order),
+    }
 
 
 def _unpacked(words: Array, *, bits: int, symmetric: bool) -> Array:

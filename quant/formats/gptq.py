@@ -5,8 +5,8 @@
     scales   f16 [G, N]             weight[n, k] = scales[g, n] * (q[k, n] - zero[g, n])
     g_idx    i32 [K]                the group of each k
 
-With `desc_act` the groups are scattered over K. trtc's kernels read groups in order, and sorting
-them would have to reorder the linear's input, which the layer before cannot always give: refused.
+With `desc_act` the groups are scattered over K. Kernels read them one after the other, so columns
+are sorted by their groups, and `column_order` says which input channel each multiplies.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.awq import transposed_f32
+from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.stored import (
     SCALE_DTYPES,
     Array,
@@ -49,6 +50,8 @@ class _Layout:
     symmetric: bool
     zero_offset: int
     """What is added to a stored zero point: 1 in format v1."""
+    scattered: bool = False
+    """Whether g_idx may have any order."""
 
 
 def read_gptq(
@@ -57,7 +60,7 @@ def read_gptq(
     """Read a `quantization_config` whose `quant_method` is gptq.
 
     Raises:
-        UnsupportedError: another number of bits, or groups scattered by `desc_act`.
+        UnsupportedError: another number of bits.
         CheckpointError: tensors that are missing or contradict the config.
     """
     layout = _layout(config)
@@ -79,11 +82,9 @@ def _layout(config: Mapping[str, Any]) -> _Layout:
         raise unsupported("dynamic", config["dynamic"], "the same bits for every module")
     group_size = config.get("group_size")
     size = None if group_size == -1 else positive_size("group_size", group_size)
-    scattered = config.get("desc_act") and not config.get("static_groups") and size is not None
-    if scattered:
-        raise unsupported("desc_act", True, "desc_act false, static_groups, or group_size -1")
+    scattered = bool(expect(config, "desc_act", True, False, None)) and size is not None
     name = expect(config, "checkpoint_format", *_FORMATS, default=config.get("format", "gptq"))
-    return _Layout(bits, size, symmetric, 1 if name == "gptq" else 0)
+    return _Layout(bits, size, symmetric, 1 if name == "gptq" else 0, scattered)
 
 
 def _linear(stored: StoredTensors, prefix: str, layout: _Layout) -> QuantizedLinear:
@@ -95,14 +96,18 @@ def _linear(stored: StoredTensors, prefix: str, layout: _Layout) -> QuantizedLin
     stored.require(f"{prefix}.scales", SCALE_DTYPES, (groups, rows))
     stored.require(f"{prefix}.qzeros", ("I32",), (groups, -(-rows // per_word)))
     names: tuple[str, ...] = (f"{prefix}.qweight", f"{prefix}.qzeros")
-    if f"{prefix}.g_idx" in stored:
-        stored.require(f"{prefix}.g_idx", ("I32", "I64"), (columns,))
-        names += (f"{prefix}.g_idx",)
+    index = f"{prefix}.g_idx"
+    if layout.scattered or index in stored:
+        stored.require(index, ("I32", "I64"), (columns,))
+        names += (index,)
     read = partial(_weight, prefix=prefix, layout=layout)
     tensors = {
         "weight": TensorSource(names, read),
         "weight_scale": TensorSource((f"{prefix}.scales",), transposed_f32),
     }
+    if layout.scattered and size is not None:
+        order = partial(order_of_groups, name=index, group_size=size)
+        tensors["column_order"] = TensorSource((index,), order)
     if not layout.symmetric:
         zeros = partial(_zeros, layout=layout, rows=rows)
         tensors["weight_zero"] = TensorSource((f"{prefix}.qzeros",), zeros)
@@ -118,17 +123,12 @@ def _weight(
     prefix: str,
     layout: _Layout,
 ) -> Array:
-    """[N, K]: u4 codes, or signed values when the zero point is the middle."""
-    codes = np.ascontiguousarray(unpack_words(qweight, layout.bits, axis=0).T)
-    rows, columns = codes.shape
+    """[N, K]: u4 codes, or signed values when the zero point is the middle; groups in order."""
+    codes = unpack_words(qweight, layout.bits, axis=0)
     if g_idx is not None:
-        size = layout.group_size or columns
-        if not np.array_equal(g_idx, np.arange(columns) // size):
-            raise UnsupportedError(
-                "scatters the groups over the input features (desc_act)",
-                field=f"{prefix}.g_idx",
-                remedy="Quantise with desc_act false, or build from the unquantised checkpoint",
-            )
+        codes = codes[_order(g_idx, prefix, layout)]
+    codes = np.ascontiguousarray(codes.T)
+    rows = len(codes)
     if not layout.symmetric:
         return codes.astype(ml_dtypes.uint4)
     middle = 1 << (layout.bits - 1)
@@ -139,6 +139,19 @@ def _weight(
             remedy='Check "sym" and "checkpoint_format" in quantization_config',
         )
     return offset_nibbles(codes) if layout.bits == 4 else offset_bytes(codes)
+
+
+def _order(g_idx: Array, prefix: str, layout: _Layout) -> Array:
+    """As `order_of_groups`; the columns as they are, where nothing scatters groups."""
+    name, columns = f"{prefix}.g_idx", len(g_idx)
+    size = layout.group_size or columns
+    if not layout.scattered and not np.array_equal(g_idx, np.arange(columns) // size):
+        raise CheckpointError(
+            "scatters the groups over the input features, and the config says that they are not",
+            field=name,
+            remedy='Check "desc_act" and "group_size" in quantization_config',
+        )
+    return order_of_groups(g_idx, name=name, group_size=size)
 
 
 def _zeros(qzeros: Array, *, layout: _Layout, rows: int) -> Array:

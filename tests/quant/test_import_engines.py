@@ -61,6 +61,15 @@ def mx_linear(prefix: str, rows: int, columns: int, seed: int) -> tuple[dict[str
     return {f"{prefix}.weight": weight, f"{prefix}.weight_scale": stored}, exact
 
 
+def scattered_groups(prefix: str, columns: int, seed: int) -> Any:
+    """The group of each column: gate and up have the same, and so have q and k; experts read their
+    input as it is."""
+    groups = np.arange(columns) // 64
+    if ".experts." in prefix and "down" not in prefix:
+        return groups
+    return np.random.default_rng(seed // 3).permutation(groups)
+
+
 def compressed(name: str, weights: dict[str, Any], activations: Any = None) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
@@ -84,6 +93,10 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
     "gptq": (
         {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False},
         lambda p, n, k, s: gptq_linear(p, n, k, 64, symmetric=False, seed=s),
+    ),
+    "gptq_act_order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": True},
+        lambda p, n, k, s: gptq_linear(p, n, k, 64, seed=s, g_idx=scattered_groups(p, k, s)),
     ),
     "gptq_8_bits": (
         {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True, "desc_act": False},
@@ -288,7 +301,7 @@ EXPERTS = r".*\.experts\.\d+\..*_proj"
     [
         ("fp8_blocks", r".*_proj(_with_mqa)?"),
         ("fp8_blocks_e8m0", r".*_proj(_with_mqa)?"),
-        ("gptq", r".*_proj(_with_mqa)?"),
+        ("gptq_act_order", r".*_proj(_with_mqa)?"),
         ("packed_in_groups", EXPERTS),
     ],
 )

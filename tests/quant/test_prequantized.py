@@ -47,6 +47,11 @@ def packed(**weights: Any) -> dict[str, Any]:
     }
 
 
+def scattered(columns: int, group: int) -> Any:
+    """The group of each column, in no order."""
+    return np.random.default_rng(1).permutation(columns) // group
+
+
 def read(declared: dict[str, Any], tensors: dict[str, Any]) -> Any:
     tensors = {**tensors, "lm_head.weight": np.zeros((4, 32), ml_dtypes.bfloat16)}
     return read_quantization({"quantization_config": declared}, None, headers(tensors))
@@ -93,18 +98,61 @@ def test_gptq_of_8_bits_is_an_int8_weight() -> None:
     assert canonical(found.linears[Q], tensors)["weight"].dtype == np.int8
 
 
-def test_gptq_with_scattered_groups_is_refused_by_config() -> None:
-    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16)
-    with pytest.raises(UnsupportedError, match="desc_act"):
-        read({**GPTQ, "desc_act": True}, tensors)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptq_with_scattered_groups(bits: int) -> None:
+    tensors, exact = gptq_linear(Q, 8, 64, 16, bits=bits, g_idx=scattered(64, 16))
+    found = check({**GPTQ, "bits": bits, "desc_act": True}, tensors, Q, exact)
+    order = canonical(found.linears[Q], tensors)["column_order"]
+    assert sorted(order) == list(range(64)) and list(order) != sorted(order)
 
 
-def test_gptq_with_scattered_groups_is_refused_by_index() -> None:
-    order = np.random.default_rng(1).permutation(32) // 16
-    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, g_idx=order)
-    found = read({**GPTQ, "desc_act": True, "static_groups": True}, tensors)
-    with pytest.raises(UnsupportedError, match=r"q_proj\.g_idx.*desc_act"):
+def test_packed_linear_with_scattered_groups() -> None:
+    tensors, exact = packed_linear(UP, 8, 64, 16, symmetric=False, g_idx=scattered(64, 16))
+    check(packed(group_size=16, symmetric=False, actorder="group"), tensors, UP, exact)
+
+
+def test_gptq_whose_index_contradicts_desc_act() -> None:
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, g_idx=scattered(32, 16))
+    found = read(GPTQ, tensors)
+    with pytest.raises(CheckpointError, match=r"q_proj\.g_idx.*desc_act"):
         canonical(found.linears[Q], tensors)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([0] * 15 + [1] * 17, "gives group 0 15 columns, and group_size is 16"),
+        ([0] * 16 + [1] * 15 + [2], "names group 2, and the scales are of 2"),
+        ([0] * 16 + [1] * 15 + [-1], "names group -1"),
+        ([0] * 31 + [2**31 - 1], "names group 2147483647"),
+    ],
+)
+def test_groups_of_other_sizes_are_refused(groups: list[int], message: str) -> None:
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16)
+    tensors[f"{Q}.g_idx"] = np.array(groups, np.int32)
+    found = read({**GPTQ, "desc_act": True}, tensors)
+    for source in (found.linears[Q].tensors[name] for name in ("weight", "column_order")):
+        with pytest.raises(CheckpointError, match=rf"q_proj\.g_idx: .*{message}"):
+            assert source.function is not None
+            source.function(*(tensors[name] for name in source.names))
+
+
+@pytest.mark.parametrize(
+    ("declared", "make", "name"),
+    [
+        ({**GPTQ, "desc_act": True}, gptq_linear, "g_idx"),
+        (packed(group_size=16, actorder="group"), packed_linear, "weight_g_idx"),
+    ],
+    ids=["gptq", "compressed-tensors"],
+)
+def test_index_of_groups_is_missing_or_of_another_size(
+    declared: dict[str, Any], make: Any, name: str
+) -> None:
+    tensors, _ = make(Q, 8, 32, 16, g_idx=scattered(32, 16))
+    index = tensors.pop(f"{Q}.{name}")
+    for wrong in ({}, {f"{Q}.{name}": index[:-1]}):
+        with pytest.raises(CheckpointError, match=rf"q_proj\.{name}: "):
+            read(declared, {**tensors, **wrong})
 
 
 def test_gptq_that_calls_asymmetric_zeros_symmetric_is_contradictory() -> None:
@@ -359,7 +407,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**packed(group_size=16), "transform_config": {"R1": {}}}, "transform_config"),
     ({**packed(group_size=16), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
     ({**packed(group_size=16), "kv_cache_scheme": {"type": "int", "num_bits": 8}}, "kv_cache"),
-    (packed(group_size=16, actorder="group"), "actorder: is 'group'"),
+    (packed(strategy="channel", actorder="group"), "actorder: is 'group'"),
+    (packed(group_size=16, actorder="random"), "actorder: is 'random'"),
+    ({**GPTQ, "desc_act": 1}, "desc_act: is 1"),
     (packed(group_size=16, num_bits=2), "num_bits: is 2"),
     (packed(group_size=16, num_bits=8, symmetric=False), "symmetric: is False"),
     (packed(strategy="tensor_group"), "strategy: is 'tensor_group'"),
