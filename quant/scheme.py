@@ -1,6 +1,6 @@
 """Schemes: what `--dtype` names, as a literal table of frozen records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -212,6 +212,8 @@ DYNAMIC_NOTE = (
     "activations that the checkpoint would round anew for every token stay bf16, which is more "
     "exact"
 )
+_WEIGHT_BITS: Mapping[str, int] = {"i4": 4, "iq4": 4, "mxfp4": 4}
+"""Of formats narrower than 8 bits that linears of one checkpoint may have beside others."""
 _WEIGHTS_ONLY = {"f8e4m3": "fp8_weights", "i8": "int8_weights"}
 
 
@@ -225,6 +227,15 @@ def without_dynamic_activations(found: CheckpointQuantization) -> CheckpointQuan
         scheme = replace(SCHEMES[_WEIGHTS_ONLY[scheme.weight]], group_size=scheme.group_size)
     linears = {name: replace(linear, dynamic=False) for name, linear in found.linears.items()}
     return replace(found, scheme=scheme, linears=linears, notes=(*found.notes, DYNAMIC_NOTE))
+
+
+def mixed(schemes: Sequence[Scheme]) -> Scheme:
+    """Of linears that have one of `schemes` each; their own, if it is one."""
+    if len(schemes) == 1:
+        return schemes[0]
+    narrow = min(schemes, key=lambda one: _WEIGHT_BITS.get(one.weight, 8))
+    group_size = max(one.group_size or 0 for one in schemes) or None
+    return Scheme(MIXED, "bf16", narrow.weight, "bf16", group_size)
 
 
 def scheme_named(name: str) -> Scheme:

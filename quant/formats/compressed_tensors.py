@@ -41,13 +41,13 @@ from trtc.quant.formats.stored import (
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
 from trtc.quant.scheme import (
     DYNAMIC_NOTE,
-    MIXED,
     SCHEMES,
     CheckpointQuantization,
     QuantizedLinear,
     Scheme,
     TensorSource,
     WeightFormat,
+    mixed,
 )
 
 IQ4_PACKED = "iq4-packed"
@@ -117,7 +117,7 @@ def read_compressed_tensors(
     stays_exact = any(group.activations == "exact" for group in groups)
     return CheckpointQuantization(
         source="compressed-tensors",
-        scheme=_scheme(groups),
+        scheme=mixed([_scheme(group) for group in groups]),
         linears=linears,
         kv_scales=stored.kv_scales() if kv_dtype else {},
         kv_dtype=kv_dtype,
@@ -263,21 +263,7 @@ def _by_row(declared: Mapping[str, Any], weights: _Weights) -> bool:
     return (declared.get("strategy"), declared.get("group_size")) == ("group", weights.block[1])
 
 
-def _scheme(groups: Sequence[_Group]) -> Scheme:
-    schemes = [_scheme_of(group) for group in groups]
-    if len(schemes) == 1:
-        return schemes[0]
-    narrow = min(groups, key=lambda group: group.weights.bits)
-    return Scheme(
-        MIXED,
-        "bf16",
-        narrow.weights.weight,
-        "bf16",
-        max(scheme.group_size or 0 for scheme in schemes) or None,
-    )
-
-
-def _scheme_of(group: _Group) -> Scheme:
+def _scheme(group: _Group) -> Scheme:
     weights = group.weights
     how = "exact" if group.activations == "none" else group.activations
     name = {

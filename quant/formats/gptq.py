@@ -6,7 +6,8 @@
     g_idx    i32 [K]                the group of each k
 
 With `desc_act` the groups are scattered over K. Kernels read them one after the other, so columns
-are sorted by their groups, and `column_order` says which input channel each multiplies.
+are sorted by their groups, and `column_order` says which input channel each multiplies. `dynamic`
+may give some modules other settings (quant/formats/gptq_dynamic.py).
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trtc.protos.errors import CheckpointError
+from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.formats.awq import transposed_f32
+from trtc.quant.formats.gptq_dynamic import DynamicRules
 from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.stored import (
+    CONFIG_FIELD,
     SCALE_DTYPES,
     Array,
     StoredTensors,
@@ -34,8 +37,10 @@ from trtc.quant.scheme import (
     SCHEMES,
     CheckpointQuantization,
     QuantizedLinear,
+    Scheme,
     TensorSource,
     WeightFormat,
+    mixed,
 )
 
 _FORMATS = ("gptq", "gptq_v2")
@@ -64,13 +69,32 @@ def read_gptq(
         CheckpointError: tensors that are missing or contradict the config.
     """
     layout = _layout(config)
+    rules = DynamicRules(config)
     stored = StoredTensors(tensors)
+    layouts = {
+        prefix: _overridden(config, own) if (own := rules.overrides(prefix)) else layout
+        for prefix in stored.prefixes("qweight")
+    }
+    schemes = dict.fromkeys(_scheme(one) for one in layouts.values() or (layout,))
     return CheckpointQuantization(
         source="gptq",
-        scheme=replace(SCHEMES[_SCHEMES[layout.bits]], group_size=layout.group_size),
-        linears={prefix: _linear(stored, prefix, layout) for prefix in stored.prefixes("qweight")},
+        scheme=mixed(list(schemes)),
+        linears={prefix: _linear(stored, prefix, one) for prefix, one in layouts.items()},
         kv_scales={},
     )
+
+
+def _scheme(layout: _Layout) -> Scheme:
+    return replace(SCHEMES[_SCHEMES[layout.bits]], group_size=layout.group_size)
+
+
+def _overridden(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Layout:
+    """The layout of a module with settings of its own."""
+    try:
+        return _layout({**config, **settings})
+    except UnsupportedError as error:
+        field = error.field.replace(CONFIG_FIELD, f"{CONFIG_FIELD}.dynamic", 1)
+        raise UnsupportedError(error.problem, field=field, remedy=error.remedy) from error
 
 
 def _layout(config: Mapping[str, Any]) -> _Layout:
@@ -78,8 +102,6 @@ def _layout(config: Mapping[str, Any]) -> _Layout:
     symmetric = expect(config, "sym", True, False, default=True)
     if bits == 8 and not symmetric:
         raise unsupported("sym", False, "8 bits only with sym true")
-    if config.get("dynamic"):
-        raise unsupported("dynamic", config["dynamic"], "the same bits for every module")
     group_size = config.get("group_size")
     size = None if group_size == -1 else positive_size("group_size", group_size)
     scattered = bool(expect(config, "desc_act", True, False, None)) and size is not None

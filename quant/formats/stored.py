@@ -140,6 +140,15 @@ def unsupported(field: str, value: object, known: str) -> UnsupportedError:
     )
 
 
+def excluded(prefix: str) -> CheckpointError:
+    """An error that names a quantised module that the config leaves out."""
+    return CheckpointError(
+        "is quantised in the weights, but the quantization config excludes it",
+        field=prefix,
+        remedy="Config and weights are not of one export: download or export both again",
+    )
+
+
 def expect(config: Mapping[str, Any], field: str, *allowed: object, default: object = None) -> Any:
     """The value of a field that must be one of `allowed`.
 

@@ -71,7 +71,12 @@ FORMATS: Mapping[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
         lambda: awq_linear(Q, rows=24, columns=64, group=16)[0],
     ),
     "gptq": (
-        {**GPTQ, "dynamic": {}, "static_groups": False, "checkpoint_format": "gptq"},
+        {
+            **GPTQ,
+            "dynamic": {"+:.*": {"bits": 4, "sym": True}, "-:x": {}},
+            "static_groups": False,
+            "checkpoint_format": "gptq",
+        },
         lambda: gptq_linear(Q, 16, 64, 16)[0],
     ),
     "fp8": (
@@ -177,6 +182,15 @@ def test_expressions_that_backtrack_forever_are_refused(pattern: str) -> None:
     assert time.monotonic() - began < 60
 
 
+def test_rules_that_backtrack_forever_are_refused() -> None:
+    prefix = "model.layers.0." + "a" * 200 + ".q_proj"
+    rules = {r"+:(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)\1\2\3\4\5[A-Z]": {"bits": 4}}
+    config = {**GPTQ, "dynamic": rules}
+    tensors = gptq_linear(prefix, 16, 64, 16)[0]
+    with pytest.raises(UnsupportedError, match=r"quantization_config\.dynamic: is '\+:.*at most 5"):
+        read_quantization({"quantization_config": config}, None, headers(tensors))
+
+
 def test_many_modules_against_a_long_list_take_no_time() -> None:
     """As of a model with hundreds of experts a layer: a product of both would take minutes."""
     one = fp8_linear("x", 4, 4, static=False)[0]
@@ -195,7 +209,14 @@ def test_many_modules_against_a_long_list_take_no_time() -> None:
 
 @pytest.mark.parametrize(
     "listed",
-    [["x"] * 500_001, ["re:x"] * 1001, ["x" * 100_000], "lm_head", {"lm_head": 1}, 7],
+    [
+        ["x"] * 500_001,
+        [f"re:{i}" for i in range(1001)],
+        ["x" * 100_000],
+        "lm_head",
+        {"lm_head": 1},
+        7,
+    ],
     ids=["names", "expressions", "long", "text", "object", "number"],
 )
 @pytest.mark.parametrize("name", ["awq", "fp8", "modelopt", "packed"])

@@ -99,8 +99,18 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
         lambda p, n, k, s: gptq_linear(p, n, k, 64, seed=s, g_idx=scattered_groups(p, k, s)),
     ),
     "gptq_8_bits": (
-        {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True, "desc_act": False},
-        lambda p, n, k, s: gptq_linear(p, n, k, 128, bits=8, seed=s),
+        {
+            "quant_method": "gptq",
+            "bits": 8,
+            "group_size": 128,
+            "sym": True,
+            "dynamic": {r"+:.*\.down_proj": {"bits": 4, "group_size": 64}},
+        },
+        lambda p, n, k, s: (
+            gptq_linear(p, n, k, 64, seed=s)
+            if p.endswith(".down_proj")
+            else gptq_linear(p, n, k, 128, bits=8, seed=s)
+        ),
     ),
     "fp8_blocks": (
         {

@@ -155,6 +155,36 @@ def test_index_of_groups_is_missing_or_of_another_size(
             read(declared, {**tensors, **wrong})
 
 
+def test_gptq_rules_are_of_the_first_pattern_that_begins_a_name() -> None:
+    q, exact_q = gptq_linear(Q, 24, 64, 32, bits=8)
+    o, exact_o = gptq_linear(O_PROJ, 24, 64, 16, g_idx=scattered(64, 16), seed=1)
+    up, exact_up = gptq_linear(UP, 24, 64, 64, symmetric=False, seed=2)
+    rules = {
+        "q_proj": {"bits": 3},  # no name begins so
+        "-:.*\\.down_proj": {},
+        "+:.*\\.[qk]_p": {"bits": 8, "group_size": 32, "damp_percent": 0.1},
+        ".*self_attn": {"desc_act": True},
+        "+:model\\.layers\\.0\\.": {"sym": False, "group_size": -1},
+    }
+    tensors = {**q, **o, **up}
+    found = read({**GPTQ, "dynamic": rules}, tensors)
+    for prefix, exact in ((Q, exact_q), (O_PROJ, exact_o), (UP, exact_up)):
+        np.testing.assert_allclose(dequantized(found, prefix, tensors), exact, rtol=1e-6)
+    assert (found.scheme.name, found.scheme.weight, found.scheme.group_size) == ("mixed", "i4", 32)
+    only = read({**GPTQ, "bits": 8, "dynamic": {"+:": {"bits": 4, "desc_act": True}}}, o)
+    assert (only.scheme.name, only.scheme.group_size) == ("int4_gptq", 16)
+
+
+def test_gptq_rules_that_contradict_the_weights() -> None:
+    tensors, _ = gptq_linear(Q, 24, 64, 16)
+    with pytest.raises(CheckpointError, match=f"{Q}.*excludes it"):
+        read({**GPTQ, "dynamic": {"-:.*q_proj": {}}}, tensors)
+    with pytest.raises(CheckpointError, match="scales: has shape"):
+        read({**GPTQ, "dynamic": {".*q_proj": {"group_size": 32}}}, tensors)
+    with pytest.raises(UnsupportedError, match=r"quantization_config\.dynamic\.bits: is 3"):
+        read({**GPTQ, "dynamic": {".*q_proj": {"bits": 3}}}, tensors)
+
+
 def test_gptq_that_calls_asymmetric_zeros_symmetric_is_contradictory() -> None:
     tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, symmetric=False)
     found = read(GPTQ, tensors)
@@ -392,7 +422,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**GPTQ, "bits": 3}, "bits: is 3"),
     ({**GPTQ, "bits": 8, "sym": False}, "sym: is False"),
     ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: is 'marlin'"),
-    ({**GPTQ, "dynamic": {"-:.*down": {}}}, "dynamic"),
+    ({**GPTQ, "dynamic": {"+:(": {"bits": 8}}}, r"dynamic: is '\+:\('.*valid regular"),
+    ({**GPTQ, "dynamic": {"+:x": {"format": "marlin"}}}, "dynamic: is .*overrides of bits, sym"),
+    ({**GPTQ, "dynamic": {".*": 8}}, "dynamic: is "),
+    ({**GPTQ, "dynamic": {"x" * 600: {}}}, "dynamic: is .*at most 512 letters"),
+    ({**GPTQ, "dynamic": [".*"]}, "dynamic: is .*an object"),
     ({**FP8_BLOCK, "fmt": "e5m2"}, "fmt: is 'e5m2'"),
     ({**FP8_BLOCK, "activation_scheme": "static"}, "activation_scheme: is 'static'"),
     ({**FP8_BLOCK, "weight_block_size": [128]}, "weight_block_size"),
