@@ -37,7 +37,10 @@ FLAGS = {
         --model --revision --output --dtype --kv-dtype --calib --keep --recipe --force --json
     """,
     "compare": "first second --text --max-tokens --threads --page --json",
-    "eval": "engine --text --reference --max-tokens --window --threads --json",
+    "eval": """
+        engine --text --reference --max-tokens --window --tasks --include-path --num-fewshot
+        --limit --apply-chat-template --output --threads --json
+    """,
     "tune": "engine --dummy-weights --json",
     "package": "engines output --format --name --version --force --json",
     "sign": "engine --key",

@@ -1,9 +1,11 @@
-"""`trtc eval`: an engine's perplexity on a text, and how far it is from the unquantised model."""
+"""`trtc eval`: an engine's perplexity on a text, and how far it is from the unquantised model; or
+its scores in tasks of lm-evaluation-harness."""
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -16,9 +18,14 @@ from trtc.protos.errors import EnvironmentFault, RequestError
 from trtc.protos.manifest import Manifest, read_manifest
 from trtc.quant.accuracy import Accuracy, Float32s, Int32s, measure
 from trtc.quant.calibration_text import WINDOW, TokenSet
+from trtc.quant.quiet import quiet_libraries
 from trtc.runtime.engine.probe import pages_of_solo, sequence_logits
 from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.base import Executor
+from trtc.runtime.frontends.local import LocalEngine
+
+if TYPE_CHECKING:
+    from trtc.commands.harness.tasks import Tasks
 
 _MAX_TOKENS = 16_384
 
@@ -44,9 +51,38 @@ _MAX_TOKENS = 16_384
 @click.option(
     "--window",
     type=click.IntRange(2),
-    default=WINDOW,
-    show_default=True,
-    help="Tokens that are predicted from one another; at most the engine's max_seq_len.",
+    help="Tokens that are predicted from one another; at most the engine's max_seq_len. Default: "
+    f"{WINDOW}.",
+)
+@click.option(
+    "--tasks",
+    metavar="NAME,...",
+    help="Evaluate tasks or groups of lm-evaluation-harness instead of a text: hellaswag,arc_easy.",
+)
+@click.option(
+    "--include-path",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory with tasks of your own, in YAML. Python functions that they name are run.",
+)
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(0),
+    help="Answered examples before each question. Default: as the task has it.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Questions of a task at most, the first ones. Default: all.",
+)
+@click.option(
+    "--apply-chat-template",
+    is_flag=True,
+    help="Ask tasks as conversations that the model's chat template writes.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the tasks' results to a JSON file, with every question and answer.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads. Default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -55,15 +91,81 @@ def command(
     text: Path | None,
     reference: str | None,
     max_tokens: int | None,
+    window: int | None,
+    tasks: str | None,
+    include_path: Path | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    apply_chat_template: bool,
+    output: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure an engine's accuracy on a text, or in tasks.
+
+    The text is tokenised as a whole and cut into windows; in each, every token but the first is
+    predicted from those before it.
+
+    Tasks are those of EleutherAI's lm-evaluation-harness, which runs in this process (pip
+    install lm-eval); most of them download their questions.
+    """
+    of_text = {
+        "--text": text,
+        "--reference": reference,
+        "--max-tokens": max_tokens,
+        "--window": window,
+    }
+    of_tasks = {
+        "--include-path": include_path,
+        "--num-fewshot": num_fewshot,
+        "--limit": limit,
+        "--apply-chat-template": apply_chat_template or None,
+        "--output": output,
+    }
+    if tasks is None:
+        _refuse_given(of_tasks, "is of tasks", "Give --tasks, or leave it out")
+        _measure_text(
+            engine,
+            text,
+            reference,
+            max_tokens=max_tokens,
+            window=window or WINDOW,
+            threads=threads,
+            as_json=as_json,
+        )
+        return
+    _refuse_given(of_text, "is of a text, and --tasks is given", "Leave one of the two out")
+    _need_lm_eval()
+    from trtc.commands.harness.tasks import Tasks
+
+    names = tuple(name for name in (part.strip() for part in tasks.split(",")) if name)
+    if not names:
+        raise RequestError("names no task", field="--tasks", remedy="Give one, as in hellaswag")
+    _evaluate_tasks(
+        engine,
+        Tasks(names, include_path, num_fewshot, limit, apply_chat_template),
+        output,
+        threads=threads,
+        as_json=as_json,
+    )
+
+
+def _refuse_given(options: Mapping[str, object], problem: str, remedy: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise RequestError(problem, field=option, remedy=remedy)
+
+
+def _measure_text(
+    engine: Path,
+    text: Path | None,
+    reference: str | None,
+    *,
+    max_tokens: int | None,
     window: int,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure an engine's accuracy on a text.
-
-    The text is tokenised as a whole and cut into windows; in each, every token but the first is
-    predicted from those before it.
-    """
     manifest = read_manifest(engine)
     tokens = measured_text(
         engine,
@@ -98,6 +200,51 @@ def command(
         )
         return
     Console().print(_table(accuracy))
+
+
+def _need_lm_eval() -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise EnvironmentFault(
+            "needs the package lm-eval, which is not installed",
+            field="--tasks",
+            remedy="pip install lm-eval==0.4.13",
+        )
+
+
+def _evaluate_tasks(
+    engine: Path, tasks: "Tasks", output: Path | None, *, threads: int | None, as_json: bool
+) -> None:
+    if output is not None and not output.absolute().parent.is_dir():
+        raise RequestError("is in no directory", field="--output", remedy="Make it first")
+    manifest = read_manifest(engine)
+    with phases() as progress, quiet_libraries():
+        progress("loading tasks")
+        from trtc.commands.harness.engine_lm import EngineLM
+        from trtc.commands.harness.tasks import evaluate_tasks, load_tasks, tables
+
+        loaded = load_tasks(tasks)
+        progress("opening the engine")
+        with LocalEngine.open(
+            engine, num_threads=threads, dummy_weights=manifest.dummy_weights
+        ) as opened:
+            model = EngineLM(opened, progress)
+            results = evaluate_tasks(model, tasks, loaded, keeps_samples=output is not None)
+    document = {"engine": str(engine), "digest": manifest.digest, **results}
+    if output is not None:
+        output.write_text(json.dumps(document, indent=2, default=_plain) + "\n", "utf-8")
+        del document["configs"], document["samples"]
+    if model.num_cut:
+        click.echo(
+            f"{model.num_cut} prompts lost their beginnings: they are longer than the engine's "
+            f"{model.max_length} tokens. Build it with a larger --max-seq-len.",
+            err=True,
+        )
+    click.echo(json.dumps(document, default=_plain) if as_json else tables(results))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a task's settings and rows: numbers of NumPy, names of functions."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _reference(model: str) -> Path:
