@@ -6,6 +6,8 @@
     int-quantized     weight i8 [N, K]                   weight_scale [1], [N, 1] or [N, G]
     float-quantized   weight F8_E4M3 [N, K]              weight_scale [1], [N, 1] or [N/b, K/b]
     mxfp8-quantized   weight F8_E4M3 [N, K]              weight_scale u8 [N, K/32], E8M0
+    mxfp4-pack-quantized
+                      weight_packed u8 [N, K/2]          weight_scale u8 [N, K/32], E8M0
     iq4-packed        weight_packed i32 [N, K/8]         weight_scale u8 [N, G], and
                       codes of plugins/iq4.py            weight_scale_2 f32 []
 
@@ -27,6 +29,7 @@ from trtc.plugins.iq4 import GROUPS, scales_of
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.listed import ListedModules
+from trtc.quant.formats.mxfp4 import AS_INT8, GROUP, of_linear
 from trtc.quant.formats.stored import (
     Array,
     StoredTensors,
@@ -51,10 +54,10 @@ from trtc.quant.scheme import (
 )
 
 IQ4_PACKED = "iq4-packed"
-_MXFP8 = "mxfp8-quantized"
+_MXFP4, _MXFP8 = "mxfp4-pack-quantized", "mxfp8-quantized"
 _FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-    *(_MXFP8, IQ4_PACKED),
+    *(_MXFP4, _MXFP8, IQ4_PACKED),
 )
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
@@ -109,19 +112,22 @@ def read_compressed_tensors(
     kv_dtype = _kv_dtype(mapping(config, "kv_cache_scheme"))
     stored = StoredTensors(tensors)
     ignored = ListedModules(config, "ignore")
-    linears = {}
+    linears, schemes = {}, dict[Scheme, None]()
+    notes = [DYNAMIC_NOTE] if any(group.activations == "exact" for group in groups) else []
     for prefix in _prefixes(stored, groups):
         ignored.check(prefix)
         group = _group_of(prefix, groups)
         linears[prefix] = _linear(stored, prefix, group.weights, group.activations)
-    stays_exact = any(group.activations == "exact" for group in groups)
+        schemes[_scheme(group, linears[prefix].weight)] = None
+        if linears[prefix].weight != group.weights.weight and AS_INT8 not in notes:
+            notes.append(AS_INT8)
     return CheckpointQuantization(
         source="compressed-tensors",
-        scheme=mixed([_scheme(group) for group in groups]),
+        scheme=mixed(list(schemes) or [_scheme(one, one.weights.weight) for one in groups]),
         linears=linears,
         kv_scales=stored.kv_scales() if kv_dtype else {},
         kv_dtype=kv_dtype,
-        notes=(DYNAMIC_NOTE,) if stays_exact else (),
+        notes=tuple(notes),
     )
 
 
@@ -189,6 +195,8 @@ def _group_of(prefix: str, groups: Sequence[_Group]) -> _Group:
 def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     if not declared:
         raise unsupported("weights", declared, "quantised weights")
+    if name == _MXFP4:
+        return _mxfp4_weights(declared)
     kind = expect(declared, "type", "int", "float", default="int")
     bits = expect(declared, "num_bits", 4, 8)
     packed = name in ("pack-quantized", IQ4_PACKED)
@@ -232,6 +240,14 @@ def _iq4_weights(bits: int, declared: Mapping[str, Any]) -> _Weights:
     return _Weights(True, "iq4", bits, True, "group", size, None)
 
 
+def _mxfp4_weights(declared: Mapping[str, Any]) -> _Weights:
+    known = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": GROUP}
+    for field, value in known.items():
+        expect({f"weights.{field}": declared.get(field, value)}, f"weights.{field}", value)
+    expect(declared, "symmetric", True, default=True)
+    return _Weights(True, "mxfp4", 4, True, "group", GROUP, None)
+
+
 def _default_strategy(declared: Mapping[str, Any]) -> str:
     size = declared.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"
@@ -263,7 +279,8 @@ def _by_row(declared: Mapping[str, Any], weights: _Weights) -> bool:
     return (declared.get("strategy"), declared.get("group_size")) == ("group", weights.block[1])
 
 
-def _scheme(group: _Group) -> Scheme:
+def _scheme(group: _Group, weight: WeightFormat) -> Scheme:
+    """Of a linear of a group, in the format that its weight has here."""
     weights = group.weights
     how = "exact" if group.activations == "none" else group.activations
     name = {
@@ -275,7 +292,8 @@ def _scheme(group: _Group) -> Scheme:
         ("i8", "exact"): "int8_weights",
         ("i4", "exact"): "int4_gptq",
         ("iq4", "exact"): "iq4",
-    }[weights.weight, how]
+        ("mxfp4", "exact"): "mxfp4",
+    }[weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
 
@@ -292,6 +310,8 @@ def _kv_dtype(declared: Mapping[str, Any]) -> Literal["f8e4m3"] | None:
 def _linear(
     stored: StoredTensors, prefix: str, weights: _Weights, activations: _Activations
 ) -> QuantizedLinear:
+    if weights.weight == "mxfp4":
+        return of_linear(stored, prefix)
     source, rows, columns = _weight(stored, prefix, weights)
     tensors = {"weight": source}
     scale = f"{prefix}.weight_scale"

@@ -1,13 +1,21 @@
-"""MXFP4 checkpoints of routed experts, as gpt-oss is released.
+"""MXFP4 weights, in the OCP Microscaling Formats 1.0: routed experts as gpt-oss is released, and
+linears in compressed-tensors' layout.
 
-Of a tensor `p` of all experts [E, N, K], in the OCP Microscaling Formats 1.0:
+Of a tensor `p` of all experts [E, N, K]
 
-    p_blocks  u8 [E, N, K/32, 16]  E2M1, two a byte, the first in the low half
-    p_scales  u8 [E, N, K/32]      E8M0: value = 2^(scale - 127) * weight
+    p_blocks         u8 [E, N, K/32, 16]  E2M1, two a byte, the first in the low half
+    p_scales         u8 [E, N, K/32]      E8M0: value = 2^(scale - 127) * weight
 
-All else is bf16. Biases are called `p_bias`.
+with all else in bf16, biases called `p_bias`; of a linear [N, K]
+
+    p.weight_packed  u8 [N, K/2]          E2M1, likewise
+    p.weight_scale   u8 [N, K/32]         E8M0
+
+Linears that are no experts have no kernels for E2M1. Twice a number of E2M1 is an integer of at
+most 12, so they become int8 with half the scale, which is exact.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,15 +25,24 @@ import numpy as np
 
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.listed import ListedModules
-from trtc.quant.formats.stored import Array, StoredTensors
+from trtc.quant.formats.stored import Array, StoredTensors, num_groups, powers_of_two
 from trtc.quant.pack import unpack_e2m1_pairs
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+from trtc.quant.scheme import (
+    SCHEMES,
+    CheckpointQuantization,
+    QuantizedLinear,
+    TensorSource,
+    WeightFormat,
+)
 
 GROUP = 32
 """Weights that share a scale."""
 BLOCKS, SCALES = "_blocks", "_scales"
 _BYTES = GROUP // 2
 _NAN = 255
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+AS_INT8 = "4-bit weights (MXFP4) that are no routed experts are stored as int8, which is exact"
+"""A note of what trtc does with linears."""
 
 
 def read_mxfp4(
@@ -59,6 +76,37 @@ def of_experts(prefix: str, shape: tuple[int, int, int]) -> QuantizedLinear:
     return QuantizedLinear("mxfp4", tensors, GROUP, shape=shape)
 
 
+def of_linear(stored: StoredTensors, prefix: str) -> QuantizedLinear:
+    """A linear in compressed-tensors' layout.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+        UnsupportedError: groups of 32 do not divide its input features.
+    """
+    packed, scales = f"{prefix}.weight_packed", f"{prefix}.weight_scale"
+    rows, pairs = stored.matrix(packed, "U8")
+    columns = 2 * pairs
+    stored.require(scales, ("U8", "F8_E8M0"), (rows, num_groups(scales, columns, GROUP)))
+    is_expert = _EXPERT.search(prefix) is not None
+    codes, scale = (unpack_e2m1_pairs, _scale) if is_expert else (_doubled, _halved)
+    tensors = {
+        "weight": TensorSource((packed,), codes),
+        "weight_scale": TensorSource((scales,), partial(scale, name=scales)),
+    }
+    weight: WeightFormat = "mxfp4" if is_expert else "i8"
+    return QuantizedLinear(weight, tensors, GROUP, shape=(rows, columns))
+
+
+def _doubled(packed: Array) -> Array:
+    """[N, K] i8."""
+    return (2 * unpack_e2m1_pairs(packed).astype(np.float32)).astype(np.int8)
+
+
+def _halved(scales: Array, *, name: str) -> Array:
+    """[N, G] f32."""
+    return powers_of_two(_scale(scales, name=name)) * np.float32(0.5)
+
+
 def _experts(stored: StoredTensors, prefix: str) -> QuantizedLinear:
     name = f"{prefix}{BLOCKS}"
     shape = stored.require(name, ("U8",))
@@ -77,8 +125,9 @@ def _weight(blocks: Array) -> Array:
 
 
 def _scale(scales: Array, *, name: str) -> Array:
-    if bool(np.any(scales == _NAN)):
+    exponents = scales.view(np.uint8)
+    if bool(np.any(exponents == _NAN)):
         raise CheckpointError(
             "a scale is NaN", field=name, remedy="Download or export the checkpoint again"
         )
-    return scales
+    return exponents

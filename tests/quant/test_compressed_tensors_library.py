@@ -17,6 +17,7 @@ DTYPES = {
     torch.bfloat16: "BF16",
     torch.float32: "F32",
     torch.int8: "I8",
+    torch.uint8: "U8",
     torch.int32: "I32",
     torch.int64: "I64",
 }
@@ -33,6 +34,17 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("int-quantized", "Int", {"num_bits": 8, "strategy": "tensor"}),
     ("float-quantized", "Float", {"num_bits": 8, "type": "float", "strategy": "channel"}),
     ("float-quantized", "Float", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    (
+        "mxfp4-pack-quantized",
+        "MXFP4Packed",
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "group",
+            "group_size": 32,
+            "scale_dtype": torch.uint8,
+        },
+    ),
 ]
 
 
@@ -56,6 +68,7 @@ def test_library(name: str, kind: str, settings: dict[str, Any]) -> None:
         compressors,
         {
             "Packed": "PackedQuantizationCompressor",
+            "MXFP4Packed": "MXFP4PackedCompressor",
             "Int": "IntQuantizationCompressor",
             "Float": "FloatQuantizationCompressor",
         }[kind],

@@ -18,6 +18,7 @@ from tests.support.quantized import (
     awq_linear,
     fp8_block_linear,
     gptq_linear,
+    mxfp4_linear,
     packed_linear,
 )
 from tests.support.rounded_inputs import rounded_logits
@@ -151,6 +152,13 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
             {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
         ),
         mx_linear,
+    ),
+    "mxfp4": (
+        compressed(
+            "mxfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+        ),
+        mxfp4_linear,
     ),
     "int8_dynamic": (
         compressed(
@@ -313,6 +321,7 @@ EXPERTS = r".*\.experts\.\d+\..*_proj"
         ("fp8_blocks_e8m0", r".*_proj(_with_mqa)?"),
         ("gptq_act_order", r".*_proj(_with_mqa)?"),
         ("packed_in_groups", EXPERTS),
+        ("mxfp4", EXPERTS),
     ],
 )
 def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path) -> None:

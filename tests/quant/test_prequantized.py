@@ -18,6 +18,7 @@ from tests.support.quantized import (
     fp8_linear,
     gptq_linear,
     headers,
+    mxfp4_linear,
     packed_linear,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -109,6 +110,41 @@ def test_gptq_with_scattered_groups(bits: int) -> None:
 def test_packed_linear_with_scattered_groups() -> None:
     tensors, exact = packed_linear(UP, 8, 64, 16, symmetric=False, g_idx=scattered(64, 16))
     check(packed(group_size=16, symmetric=False, actorder="group"), tensors, UP, exact)
+
+
+MXFP4 = packed(type="float", group_size=32) | {"format": "mxfp4-pack-quantized"}
+MXFP4_EXPERT = "model.layers.0.mlp.experts.3.up_proj"
+
+
+def test_mxfp4_linears_are_int8_and_experts_as_they_are() -> None:
+    q, exact_q = mxfp4_linear(Q, 24, 64)
+    up, exact_up = mxfp4_linear(MXFP4_EXPERT, 24, 64, seed=1)
+    tensors = {**q, **up}
+    found = read(MXFP4, tensors)
+    np.testing.assert_array_equal(dequantized(found, Q, tensors), exact_q)
+    kept = canonical(found.linears[MXFP4_EXPERT], tensors)
+    scale = 2.0 ** (kept["weight_scale"].astype(float) - 127)
+    np.testing.assert_array_equal(kept["weight"].astype(float) * scale.repeat(32, 1), exact_up)
+    formats = [
+        (found.linears[one].weight, found.linears[one].group_size) for one in (Q, MXFP4_EXPERT)
+    ]
+    assert formats == [("i8", 32), ("mxfp4", 32)]
+    assert found.scheme.name == "mixed" and "stored as int8" in found.notes[0]
+    assert read(MXFP4, q).scheme.name == "int8_weights"
+    assert read(MXFP4, up).scheme.name == "mxfp4" and not read(MXFP4, up).notes
+
+
+@pytest.mark.parametrize("prefix", [Q, MXFP4_EXPERT])
+def test_mxfp4_scales_that_are_none(prefix: str) -> None:
+    tensors, _ = mxfp4_linear(prefix, 24, 64)
+    name = f"{prefix}.weight_scale"
+    tensors[name].view(np.uint8)[3, 1] = 255
+    with pytest.raises(CheckpointError, match=r"weight_scale: a scale is NaN"):
+        canonical(read(MXFP4, tensors).linears[prefix], tensors)
+    for wrong in ({}, {name: tensors[name][:, :1]}, {name: tensors[name].astype(np.float32)}):
+        kept = {key: one for key, one in tensors.items() if key != name}
+        with pytest.raises(CheckpointError, match=name):
+            read(MXFP4, {**kept, **wrong})
 
 
 def test_gptq_whose_index_contradicts_desc_act() -> None:
@@ -444,6 +480,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (packed(strategy="channel", actorder="group"), "actorder: is 'group'"),
     (packed(group_size=16, actorder="random"), "actorder: is 'random'"),
     ({**GPTQ, "desc_act": 1}, "desc_act: is 1"),
+    (
+        {**packed(group_size=16, type="float"), "format": "mxfp4-pack-quantized"},
+        "group_size: is 16",
+    ),
+    (packed(group_size=32) | {"format": "mxfp4-pack-quantized"}, "weights.type: is 'int'"),
     (packed(group_size=16, num_bits=2), "num_bits: is 2"),
     (packed(group_size=16, num_bits=8, symmetric=False), "symmetric: is False"),
     (packed(strategy="tensor_group"), "strategy: is 'tensor_group'"),

@@ -20,6 +20,7 @@ Tensors = dict[str, Array]
 
 _SAFETENSORS = {
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
     "bfloat16": "BF16",
     "float16": "F16",
     "float32": "F32",
@@ -181,6 +182,21 @@ def packed_linear(
         tensors[f"{prefix}.weight_g_idx"] = g_idx.astype(np.int32)
     weight = scale.astype(np.float64)[:, group_of] * (values - zeros[:, group_of])
     return tensors, weight
+
+
+def mxfp4_linear(
+    prefix: str, rows: int, columns: int, seed: int = 0
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """A compressed-tensors mxfp4-pack-quantized linear and the weight that it stands for."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (rows, columns))
+    exponents = rng.integers(118, 124, (rows, columns // 32))
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+    tensors = {
+        f"{prefix}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8),
+        f"{prefix}.weight_scale": exponents.astype(np.uint8).view(ml_dtypes.float8_e8m0fnu),
+    }
+    return tensors, values * 2.0 ** (exponents - 127).repeat(32, axis=1)
 
 
 def fp8_linear(
