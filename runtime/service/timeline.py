@@ -3,6 +3,7 @@
 arrived --tokenise--> admitted --queue--> scheduled --prefill--> first token --decode--> ended
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -129,7 +130,10 @@ class Timeline:
 
     def times(self) -> RequestTimes:
         """The times known so far."""
-        queue_s = self._queue_s
+        # The engine may compute before this thread notes that it took the request.
+        soonest = math.inf if self._first_at is None else self._first_at
+        admitted_at = min(self._admitted_at, soonest)
+        scheduled_at = None if self._queue_s is None else min(admitted_at + self._queue_s, soonest)
         return RequestTimes(
             number=self.number,
             request_id=self._request_id,
@@ -139,10 +143,8 @@ class Timeline:
             prompt_tokens=self.prompt_tokens,
             cached_prompt_tokens=self._cached_prompt_tokens,
             completion_tokens=self.completion_tokens,
-            admitted_s=self._since_arrival(self._admitted_at),
-            scheduled_s=(
-                None if queue_s is None else self._since_arrival(self._admitted_at + queue_s)
-            ),
+            admitted_s=self._since_arrival(admitted_at),
+            scheduled_s=None if scheduled_at is None else self._since_arrival(scheduled_at),
             first_token_s=None if self._first_at is None else self._since_arrival(self._first_at),
             last_token_s=None if self._first_at is None else self._since_arrival(self._last_at),
             ended_s=None if self._ended_at is None else self._since_arrival(self._ended_at),

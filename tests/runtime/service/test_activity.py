@@ -121,6 +121,19 @@ def test_a_timeline_says_when(activity: Activity, clock: Clock) -> None:
     assert ended.finish_reasons == ("length",)
 
 
+def test_a_token_that_was_computed_before_its_admission_was_noted(
+    activity: Activity, clock: Clock
+) -> None:
+    with activity.watching(ALICE, "m") as timeline:
+        clock.now += 0.5
+        admit(timeline)
+        timeline.deliver(token(), clock.now - 0.125)
+        timeline.deliver(token(Usage(3, 2, 2, queue_s=0.25)), clock.now)
+    (ended,) = activity.snapshot().ended
+    assert (ended.admitted_s, ended.scheduled_s, ended.first_token_s) == (0.375, 0.375, 0.375)
+    assert ended.last_token_s == 0.5
+
+
 def test_latencies_are_those_of_the_last_ten_seconds(activity: Activity, clock: Clock) -> None:
     run(activity, clock, gaps=(0.1,))
     for _ in range(11):
