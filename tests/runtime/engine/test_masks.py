@@ -230,7 +230,8 @@ def test_masks_that_fail_end_their_request_alone(
         assert isinstance(wrong.wait().error, InvalidRequestError)
         assert str(wrong.error).startswith(problem)
         told = [sum(len(one.token_ids) for one in wrong.outputs if one.index == i) for i in (0, 1)]
-        assert told == [2, 2]
+        # One that awaits its mask waits alone: the other may fail before its second token.
+        assert max(told) == 2
         assert right.result().completions[0].token_ids == EchoExecutor(options).greedy([2], 9)
 
 
