@@ -31,7 +31,7 @@ from trtc.runtime.engine.probe import Probe
 from trtc.runtime.frontends.local import LocalEngine
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
-TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
+TARGET = CpuTarget(runnable_isas()[:1], optimization="-O0")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": [1, 2]}},

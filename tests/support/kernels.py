@@ -171,7 +171,7 @@ def available_isas() -> tuple[str, ...]:
 
 
 def compile_kernels(
-    calls: Iterable[KernelCall], isa: str, optimization: str = "-O1"
+    calls: Iterable[KernelCall], isa: str, optimization: str = "-O0"
 ) -> KernelLibrary:
     """Compile every kernel that `calls` need into one library.
 
@@ -223,7 +223,7 @@ extern "C" void run_{number}(trtc::ThreadPool* threads, std::byte* scratch, std:
 }}"""
 
 
-def build(source: str, isa: str, optimization: str = "-O1") -> Path:
+def build(source: str, isa: str, optimization: str = "-O0") -> Path:
     """Compile C++ source to a shared object for one instruction set."""
     flags = (*ISAS[isa].compiler_flags, optimization, "-Wall", "-Werror")
     arguments = [*CXX_FLAGS, *flags, f"-I{PLUGINS}"]
