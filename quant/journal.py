@@ -2,6 +2,7 @@
 
     <directory>/<key of the inputs>/<key of the run>/layer-00000.safetensors ...   codes and scales
                                                      streams-00000.safetensors     of the last layer
+                                                     scores.json                   of a search
 
 Hidden states are written as they are in memory, f32: a run that goes on makes what it would have
 made, bit for bit.
@@ -32,6 +33,7 @@ from trtc.version import __version__
 _LAYER, _STREAMS = "layer", "streams"
 _PARTS = ("codes", "scales", "scale_unit")
 _ERRORS, _LINEARS = "errors", "linears"
+_SCORES = "scores.json"
 _READ = (".safetensors", ".json")
 """Files of a checkpoint that decide what calibration makes."""
 _PACKAGES = ("torch", "transformers")
@@ -133,6 +135,22 @@ class Journal:
         self._write(_STREAMS, index, after, {})
         self._file(_STREAMS, index - 1).unlink(missing_ok=True)
 
+    def scores(self) -> dict[tuple[str, str], float] | None:
+        """What was saved of a search; None: nothing that can be read."""
+        with suppress(OSError, msgspec.MsgspecError):
+            saved = (self.directory / _SCORES).read_bytes()
+            rows = msgspec.json.decode(saved, type=list[tuple[str, str, float]])
+            return {(site, name): score for site, name, score in rows}
+        return None
+
+    def save_scores(self, scores: Mapping[tuple[str, str], float]) -> None:
+        """Keep a search's scores, by site and format."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        rows = [(*key, score) for key, score in scores.items()]
+        partial = (self.directory / _SCORES).with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(rows))
+        self._publish(partial, _SCORES)
+
     def _file(self, kind: str, index: int) -> Path:
         return self.directory / f"{kind}-{index:05}.safetensors"
 
@@ -142,8 +160,11 @@ class Journal:
         path = self._file(kind, index)
         partial = path.with_suffix(".partial")
         save_file(tensors, partial, about)
+        self._publish(partial, path.name)
+
+    def _publish(self, partial: Path, name: str) -> None:
         sync(partial)
-        partial.replace(path)
+        partial.replace(self.directory / name)
         sync(self.directory)
 
 

@@ -91,6 +91,13 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     torn = journal.directory / "layer-00001.safetensors"
     torn.write_bytes(torn.read_bytes()[:20])
     assert journal.num_layers() == 0
+    assert journal.scores() is None
+    scores = {("a", "int8"): 0.1, ("a", "iq4"): 1 / 3}
+    journal.save_scores(scores)
+    assert journal.scores() == scores
+    path = journal.directory / "scores.json"
+    path.write_bytes(path.read_bytes()[:20])
+    assert journal.scores() is None
 
 
 def test_journals_of_other_inputs_are_cleared(tmp_path: Path) -> None:
