@@ -15,7 +15,7 @@ from trtc.protos.manifest import AccuracyFacts, Canary, LayerError
 from trtc.protos.progress import Progress, counted
 from trtc.quant.accuracy import measure
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.reference_model import reference_logits
+from trtc.quant.reference_logits import reference_logits
 from trtc.quant.scheme import Scheme
 
 _MAX_LOGITS_BYTES = 128 << 20

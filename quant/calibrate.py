@@ -28,6 +28,7 @@ from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, four_bits
 
 if TYPE_CHECKING:
     from trtc.quant.journal import Journals
+    from trtc.quant.layer_source import LayerSource
     from trtc.quant.recipe_search import RecipeSearch
 
 _COPIED_FILES = (
@@ -110,11 +111,15 @@ def quantize_checkpoint(
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
     texts = read_calibration(calibration)
     plan = _planned(model_dir, scheme, kv_dtype, keep)
-    progress(Step("loading the checkpoint"))
-    model = load_model(model_dir, "bfloat16")
-    with on_best_device(model) as placement:
+    progress(Step("opening the checkpoint"))
+    source = _opened(model_dir, plan.calibrator, texts, heldout)
+    work = plan.calibrator.work_bytes(model_dir)
+    if work:
+        needed = (source.num_bytes + work) / 1e9
+        progress(Step(f"calibrating, which takes about {needed:.1f} GB of memory"))
+    with on_best_device(source, work) as placement:
         return _quantize(
-            model,
+            source,
             model_dir,
             plan,
             texts,
@@ -163,6 +168,7 @@ def recipe_search(
     """
     texts = read_calibration(calibration)
     from trtc.quant.experts import separate_experts
+    from trtc.quant.layer_source import WholeModel
     from trtc.quant.linears import mark_starved
     from trtc.quant.recipe_search import RecipeSearch
 
@@ -170,13 +176,14 @@ def recipe_search(
     model = load_model(model_dir, reference_dtype(model_dir))
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    with on_best_device(model) as placement:
+    source = WholeModel(model)
+    with on_best_device(source) as placement:
         tokens = _calibration_set(model, model_dir, texts, window, _SEARCH_TOKENS)
         heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
-        mark_starved(model, separate_experts(model), tokens)
+        mark_starved(source, separate_experts(model), tokens)
         own = None if journal is None else journal / "search"
         journals = _journals(own, model, model_dir, (tokens, heldout), placement)
-        job = CalibrationJob(model, model_dir, model_dir, tokens, heldout, "", progress, journals)
+        job = CalibrationJob(source, model_dir, model_dir, tokens, heldout, "", progress, journals)
         yield RecipeSearch(job, Gptq(asymmetric=True), tables)
 
 
@@ -222,8 +229,20 @@ def _nearest(kv_dtype: str, formats: Mapping[str, SiteFormat]) -> Calibrator:
     return NearestCalibrator(kv_dtype, formats)
 
 
+def _opened(
+    model_dir: Path, calibrator: Calibrator, texts: Mixture, heldout: TokenSet | None
+) -> "LayerSource":
+    """The model, whole where the calibrator needs that, or where the model has to write text."""
+    from trtc.quant.layer_source import LayeredModel, WholeModel
+
+    writes = not (model_dir / TOKENIZER_FILE).is_file() and (texts.is_default or heldout is None)
+    if calibrator.by_layer and not writes:
+        return LayeredModel(model_dir, "bfloat16")
+    return WholeModel(load_model(model_dir, "bfloat16"))
+
+
 def _quantize(
-    model: Any,
+    source: "LayerSource",
     model_dir: Path,
     plan: _Plan,
     texts: Mixture,
@@ -236,17 +255,18 @@ def _quantize(
     from trtc.quant.experts import separate_experts
     from trtc.quant.linears import mark_starved
 
+    model = source.model
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
     tokens = _calibration_set(model, model_dir, texts, window, plan.calibrator.max_tokens)
     heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
-    starved = mark_starved(model, separate_experts(model), tokens)
+    starved = mark_starved(source, separate_experts(model), tokens)
     output_dir.mkdir(parents=True, exist_ok=True)
     phase = f"calibrating {plan.name} on {tokens.num_tokens} tokens, {placement}"
     part = part_of(heldout)
     own = None if journal is None else journal / "calibration"
     journals = _journals(own, model, model_dir, (tokens, part), placement)
-    job = CalibrationJob(model, model_dir, output_dir, tokens, part, phase, progress, journals)
+    job = CalibrationJob(source, model_dir, output_dir, tokens, part, phase, progress, journals)
     layers = plan.calibrator.run(job)
     _copy_files(model_dir, output_dir)
     if plan.recipe is not None:

@@ -8,13 +8,14 @@ from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.journal import Journals
+from trtc.quant.layer_source import LayerSource
 
 
 @dataclass(frozen=True)
 class CalibrationJob:
     """A model and the text to calibrate it on."""
 
-    model: Any
+    source: LayerSource
     """A Transformers causal language model in bf16, with `SeparateExperts`; it may be changed."""
     model_dir: Path
     """The checkpoint that it was read from."""
@@ -29,9 +30,23 @@ class CalibrationJob:
     journals: Journals | None = None
     """Where calibrations that go layer by layer keep what is done; None: nowhere."""
 
+    @property
+    def model(self) -> Any:
+        """The source's."""
+        return self.source.model
+
 
 class Calibrator(Protocol):
     """An algorithm with its settings, for one scheme."""
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether it holds the weights of a decoder layer at a time; else the model is whole."""
+        ...
+
+    def work_bytes(self, model_dir: Path) -> int:
+        """Memory that it takes beside the weights, where that is known; 0: little, or unknown."""
+        ...
 
     @property
     def max_tokens(self) -> int:

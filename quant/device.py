@@ -1,9 +1,10 @@
-"""Chooses the device of a Transformers model: a GPU that holds all of it, else the CPU."""
+"""Chooses the device of a Transformers model: a GPU that holds all that is in memory of it at once,
+else the CPU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.quant.quiet import quiet_libraries
@@ -23,6 +24,19 @@ class Gpu:
     name: str
     """The maker's, such as `NVIDIA H200`."""
     free_bytes: int
+
+
+class Movable(Protocol):
+    """Weights that go to the best device: of a model, or of a part of it at a time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights that are in memory at once."""
+        ...
+
+    def to(self, device: str) -> None:
+        """Move what is in memory to a device, and what is read from now on; `meta` frees it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,22 +82,24 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 @contextmanager
-def on_best_device(model: Any) -> Iterator[Placement]:
+def on_best_device(weights: Movable, work_bytes: int = 0) -> Iterator[Placement]:
     """Context manager that moves a model to the best device. At its end a GPU's memory is freed,
     and the model on it can no longer be used.
+
+    Args:
+        work_bytes: what is held beside the weights, where that is known to be much.
 
     Raises:
         EnvironmentFault: the GPU ran out of memory after all.
     """
     import torch
 
-    size = sum(one.numel() * one.element_size() for one in model.parameters())
-    placement = choose_device(size, visible_gpus())
+    placement = choose_device(weights.num_bytes + work_bytes, visible_gpus())
     if placement.device == "cpu":
         yield placement
         return
     try:
-        model.to(placement.device)
+        weights.to(placement.device)
         yield placement
     except torch.OutOfMemoryError as error:
         raise EnvironmentFault(
@@ -92,10 +108,10 @@ def on_best_device(model: Any) -> Iterator[Placement]:
             remedy="Free some, or hide the GPU with CUDA_VISIBLE_DEVICES= to use the CPU",
         ) from error
     finally:
-        model.to("meta")
+        weights.to("meta")
         torch.cuda.empty_cache()
 
 
 def device_of(model: Any) -> Any:
-    """The torch device of a model's parameters."""
-    return next(model.parameters()).device
+    """The torch device of a Transformers model's embeddings, and of what it computes."""
+    return model.get_input_embeddings().weight.device

@@ -156,19 +156,24 @@ def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
     """
     replaced = []
     for path, module in list(model.named_modules()):
-        kind = type(module).__name__
-        if kind in _LINEAR_NAMES:
-            experts = SeparateExperts(module, _LINEAR_NAMES[kind])
+        experts = separated(module)
+        if experts is not None:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, experts)
             replaced.append(experts)
         elif getattr(module, "gate_up_proj", None) is not None and _is_fused(module):
             raise UnsupportedError(
-                f"are {kind}, which trtc cannot quantise",
+                f"are {type(module).__name__}, which trtc cannot quantise",
                 field=path,
                 remedy="Build with --dtype bf16, or give a quantised checkpoint",
             )
     return tuple(replaced)
+
+
+def separated(module: nn.Module) -> SeparateExperts | None:
+    """The experts of a module of Transformers', which keep its weights; None: it has none."""
+    names = _LINEAR_NAMES.get(type(module).__name__)
+    return None if names is None else SeparateExperts(module, names)
 
 
 def prepare_export() -> None:

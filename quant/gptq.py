@@ -110,11 +110,11 @@ def round_weights(
     weight[:, silent] = 0
     scales, unit = search_scales(weight, group_size, grid)
     order = gram.diagonal().argsort(descending=True, stable=True)
-    upper = _inverse_factor(gram[order][:, order], settings.damping)
+    upper = _inverse_factor(gram[order[:, None], order], settings.damping)
     pull = None
     if inputs.shift is not None:
-        shift = inputs.shift[order][:, order]
-        pull = settings.correction * ((shift @ upper.T).triu_(1) @ upper)
+        pull = inputs.shift[order[:, None], order] @ upper.T
+        pull = (pull.triu_(1) @ upper).mul_(settings.correction)
     of_column = scales[:, order // group_size]
     ordered = _round_columns(weight[:, order], of_column, upper, pull, grid)
     codes = torch.empty_like(ordered)
@@ -123,16 +123,22 @@ def round_weights(
 
 
 def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """U [K, K], upper, of U^T U = inverse(gram + damping); more damping where it takes that."""
-    silent = gram.diagonal() == 0
-    gram = gram + torch.diag(silent.to(gram.dtype))
-    mean = gram.diagonal().mean()
+    """U [K, K], upper, of U^T U = inverse(gram + damping); more damping where it takes that.
+
+    A wide linear's matrices are gigabytes: three are held at once.
+
+    Args:
+        gram: its diagonal is overwritten.
+    """
+    diagonal = gram.diagonal()
+    diagonal.add_((diagonal == 0).to(gram.dtype))
+    undamped, mean = diagonal.clone(), diagonal.mean()
     while damping <= _MAX_DAMPING:
-        damped = gram + torch.eye(len(gram), device=gram.device) * (damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        torch.add(undamped, damping * mean, out=diagonal)
+        factor, failed = torch.linalg.cholesky_ex(gram)
         if not failed:
-            inverse = torch.cholesky_inverse(lower)
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            factor = torch.cholesky_inverse(factor)
+            upper, failed = torch.linalg.cholesky_ex(factor, upper=True)
             if not failed:
                 return cast(torch.Tensor, upper)
         damping *= 10

@@ -3,6 +3,7 @@ format of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from trtc.protos.progress import Step
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.experts import SeparateExperts
 from trtc.quant.gptq_layers import round_layers
+from trtc.quant.gptq_memory import gptq_bytes
 from trtc.quant.modelopt_ptq import kv_scales
 from trtc.quant.packed_checkpoint import PackedCheckpoint
 from trtc.quant.scheme import Gptq
@@ -27,6 +29,14 @@ class GptqCalibrator:
     kv_dtype: str
     formats: Mapping[str, SiteFormat]
     """Of every linear that could be quantised, by its name."""
+
+    @property
+    def by_layer(self) -> bool:
+        return True
+
+    def work_bytes(self, model_dir: Path) -> int:
+        quantized = {name: one for name, one in self.formats.items() if one.is_quantized}
+        return gptq_bytes(model_dir, quantized, _MAX_TOKENS)
 
     @property
     def max_tokens(self) -> int:
@@ -48,7 +58,7 @@ class GptqCalibrator:
         for layer in round_layers(job, quantized, self.settings):
             target.add(layer.linears)
             errors += layer.errors
-        scales = kv_scales(model, job.tokens) if self.kv_dtype == "f8e4m3" else {}
+        scales = kv_scales(job.source, job.tokens) if self.kv_dtype == "f8e4m3" else {}
         job.progress(Step("writing the quantised checkpoint"))
         target.finish(ignored, scales)
         return tuple(errors)

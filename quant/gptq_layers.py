@@ -55,8 +55,9 @@ def round_layers(
 
     Weights of 4 bits are rounded by GPTQ or GPTAQ, others to nearest.
 
-    In memory at once are two copies of a layer in f32, the hidden states of the text, and the
-    inputs of one layer's linears. With journals, layers that a run before has done are read.
+    In memory at once are a layer, one or two copies of it in f32, the hidden states of the text,
+    the inputs of the layer's linears, and what `round_weights` needs for one of them. With
+    journals, layers that a run before has done are read.
 
     Args:
         formats: of linears of the model's decoder layers, by name; others stay as they are.
@@ -78,18 +79,20 @@ def round_layers(
             yield RoundedLayer(index, saved.linears, saved.errors)
         for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
             batch.hidden = hidden.to(batch.hidden.device)
-    for index, layer in list(enumerate(layers))[done:]:
+    for index in range(done, len(layers)):
         job.progress(Step(job.phase, index, len(layers), "layers"))
-        prefix = f"{prefixes[id(layer)]}."
+        prefix = f"{prefixes[id(layers[index])]}."
         within = {
             name.removeprefix(prefix): one
             for name, one in formats.items()
             if name.startswith(prefix)
         }
-        pair = _Pair(copy.deepcopy(layer).float(), copy.deepcopy(layer).float(), index, prefix)
-        linears = pair.round(within, rounded, exact, settings)
-        advance(pair.rounded, index, rounded)
-        errors = _measured(pair, list(linears), unseen)
+        with job.source.held(index) as layer:
+            pair = _Pair(layer, _wide(layer), index, prefix)
+            linears = pair.round(within, rounded, exact, settings)
+            advance(pair.rounded, index, rounded)
+            errors = _measured(pair, list(linears), unseen)
+            del pair
         named = {prefix + name: one for name, one in linears.items()}
         if journal is not None:
             journal.save(index, named, errors, (batch.hidden for batch in batches))
@@ -102,7 +105,9 @@ class _Pair:
     """A layer as it was and as it is rounded, stage by stage."""
 
     exact: nn.Module
+    """In the type of the model; a copy in f32 is made where it is computed."""
     rounded: nn.Module
+    """In f32."""
     index: int
     prefix: str
 
@@ -114,17 +119,20 @@ class _Pair:
         settings: Gptq,
     ) -> dict[str, Rounded]:
         """Round linears of `rounded`; `exact` is taken through the layer."""
-        stages = find_stages(self.exact, list(formats), self.index, exact) if formats else ()
+        layer = _wide(self.exact)
+        stages = find_stages(layer, list(formats), self.index, exact) if formats else ()
         asked = [site for stage in stages for site in stage if not site.routed]
-        kept = _inputs(self.exact, asked if settings.asymmetric else [], self.index, exact)
+        kept = _inputs(layer, asked if settings.asymmetric else [], self.index, exact)
+        del layer
         found: dict[str, Rounded] = {}
         for stage in stages:
-            for site, inputs in self._statistics(stage, stream, kept).items():
+            statistics = self._statistics(stage, stream, kept)
+            for site in stage:
+                kept.pop(site, None)
+            for site, inputs in statistics.items():
                 for one in dict.fromkeys(formats[name] for name in site.linears):
                     alike = [name for name in site.linears if formats[name] == one]
                     found |= self._round(alike, inputs, one, settings)
-            for site in stage:
-                kept.pop(site, None)
         return {name: found[name] for name in formats}
 
     def _statistics(
@@ -179,6 +187,11 @@ def _rounded(
     return round_to_nearest(weight, to)
 
 
+def _wide(layer: nn.Module) -> nn.Module:
+    """A copy in f32."""
+    return copy.deepcopy(layer).float()
+
+
 class _Sums:
     """Gathers the statistics of a site's inputs, batch after batch."""
 
@@ -228,9 +241,10 @@ def _inputs(
 def _measured(pair: _Pair, names: Sequence[str], stream: Stream) -> tuple[LayerError, ...]:
     """Errors of linears on a stream, which is taken through the layer."""
     meters = {name: Meter(pair.prefix + name) for name in names}
+    layer = _wide(pair.exact)
 
     def compare(name: str) -> Callable[..., None]:
-        exact: Any = pair.exact.get_submodule(name)
+        exact: Any = layer.get_submodule(name)
 
         def hook(linear: Any, inputs: tuple[torch.Tensor, ...]) -> None:
             x = inputs[0]

@@ -1,14 +1,14 @@
-"""A model run one decoder layer at a time, in f32, so that no more than a layer of it is in memory.
+"""A model run one decoder layer at a time, so that no more than a layer of it is in memory.
 
 A stream holds the hidden states that sequences have before some layer, and what the model passes to
-every layer besides: masks, positions, rotations. Layers are computed in f32 whatever the checkpoint
-is stored in.
+every layer besides: masks, positions, rotations. Calibration computes layers in f32, whatever the
+checkpoint is stored in.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from trtc.quant.calibration_text import Int32s
+from trtc.quant.calibration_text import Int32s, TokenSet
 from trtc.quant.device import device_of
 from trtc.quant.experts import SeparateExperts
+from trtc.quant.layer_source import LayerSource
+from trtc.quant.wide_linears import wide_linears
 
-_BATCH = 4
+BATCH = 4
+"""Sequences that are computed at once."""
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -29,7 +32,7 @@ class Batch:
     """Sequences of one length between two layers."""
 
     hidden: torch.Tensor
-    """[sequences, tokens, hidden_size] f32."""
+    """[sequences, tokens, hidden_size]."""
     arguments: tuple[dict[str, Any], ...]
     """Other arguments of each layer."""
 
@@ -51,14 +54,19 @@ Stage = tuple[Site, ...]
 """Sites whose inputs depend on the stages before, and not on each other."""
 
 
-def open_stream(model: Any, sequences: Sequence[Int32s]) -> Stream:
+def open_stream(
+    model: Any, sequences: Sequence[Int32s], *, wide: bool = True, batch: int = BATCH
+) -> Stream:
     """Sequences before the first layer.
 
     Args:
-        model: a Transformers causal language model.
+        model: a Transformers causal language model, whose decoder layers need no weights.
+        wide: in f32, whatever the model is in.
+        batch: sequences of one length that are computed at once, at most.
     """
-    with _recording(model.base_model.layers) as calls, _wide_embeddings(model):
-        return [_first_batch(model, ids, calls) for ids in _equal_lengths(sequences)]
+    widened = _wide_embeddings(model) if wide else nullcontext()
+    with _standing_in(model, _pass_on) as calls, widened:
+        return [_first_batch(model, ids, calls) for ids in _equal_lengths(sequences, batch)]
 
 
 def run_layer(layer: nn.Module, index: int, stream: Stream) -> Iterator[torch.Tensor]:
@@ -73,6 +81,34 @@ def advance(layer: nn.Module, index: int, stream: Stream) -> None:
     """Replace a stream's hidden states by a layer's outputs."""
     for batch, hidden in zip(stream, run_layer(layer, index, stream), strict=True):
         batch.hidden = hidden
+
+
+def run_layers(source: LayerSource, stream: Stream) -> None:
+    """Take a stream through all layers, each of which is in memory once."""
+    for index in range(len(source.model.base_model.layers)):
+        with source.held(index) as layer:
+            advance(layer, index, stream)
+
+
+def run_text(source: LayerSource, tokens: TokenSet) -> None:
+    """Run windows through a model's decoder layers, in the type that they are in."""
+    with wide_linears():
+        run_layers(source, open_stream(source.model, tokens.sequences, wide=False))
+
+
+def logits_after(model: Any, ids: Int32s, hidden: torch.Tensor) -> torch.Tensor:
+    """What a model gives for a sequence of which it has gone through all layers.
+
+    Args:
+        hidden: [1, tokens, hidden_size] after the last of them.
+
+    Returns:
+        [tokens, vocab_size].
+    """
+    with _standing_in(model, lambda given: hidden), torch.inference_mode():
+        row = torch.from_numpy(ids.astype(np.int64))[None].to(device_of(model))
+        logits: torch.Tensor = model(row, use_cache=False).logits[0]
+    return logits
 
 
 def find_stages(
@@ -139,28 +175,40 @@ def hooked(layer: nn.Module, hooks: dict[str, Callable[..., None]]) -> Iterator[
             handle.remove()
 
 
-@contextmanager
-def _recording(layers: Sequence[nn.Module]) -> Iterator[list[tuple[torch.Tensor, dict[str, Any]]]]:
-    """Within the block, layers do nothing but record what they are called with."""
-    calls: list[tuple[torch.Tensor, dict[str, Any]]] = []
+_Call = tuple[torch.Tensor, dict[str, Any]]
+"""Hidden states that a layer is given, and its other arguments by name."""
 
-    def recorder(layer: nn.Module) -> Callable[..., torch.Tensor]:
+
+@contextmanager
+def _standing_in(
+    model: Any, result: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[_Call]]:
+    """Within the block, the model's layers compute nothing: each records what it is called with,
+    and gives `result` of its hidden states."""
+    calls: list[_Call] = []
+
+    def stand_in(layer: nn.Module) -> Callable[..., torch.Tensor]:
         # Arguments by position have the names that come after the hidden states.
         _, *names = inspect.signature(layer.forward).parameters
 
         def record(hidden: torch.Tensor, *given: Any, **arguments: Any) -> torch.Tensor:
             calls.append((hidden, dict(zip(names, given, strict=False)) | arguments))
-            return hidden
+            return result(hidden)
 
         return record
 
+    layers = model.base_model.layers
     for layer in layers:
-        layer.forward = recorder(layer)
+        layer.forward = stand_in(layer)
     try:
         yield calls
     finally:
         for layer in layers:
             del layer.forward
+
+
+def _pass_on(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden
 
 
 @contextmanager
@@ -183,21 +231,19 @@ def _wide_embeddings(model: Any) -> Iterator[None]:
             linear.to(dtype)
 
 
-def _first_batch(
-    model: Any, ids: torch.Tensor, calls: list[tuple[torch.Tensor, dict[str, Any]]]
-) -> Batch:
+def _first_batch(model: Any, ids: torch.Tensor, calls: list[_Call]) -> Batch:
     calls.clear()
     with torch.inference_mode():
         model.base_model(ids.to(device_of(model)), use_cache=False)
     return Batch(calls[0][0], tuple(arguments for _, arguments in calls))
 
 
-def _equal_lengths(sequences: Sequence[Int32s]) -> Iterator[torch.Tensor]:
+def _equal_lengths(sequences: Sequence[Int32s], batch: int) -> Iterator[torch.Tensor]:
     """Batches [sequences, tokens] of neighbours of one length."""
     begin = 0
     while begin < len(sequences):
         end = begin + 1
-        while end < min(begin + _BATCH, len(sequences)) and len(sequences[end]) == len(
+        while end < min(begin + batch, len(sequences)) and len(sequences[end]) == len(
             sequences[begin]
         ):
             end += 1

@@ -14,6 +14,8 @@ from trtc.quant.calibration_text import TokenSet
 from trtc.quant.device import device_of
 from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, separate_experts
 from trtc.quant.keep import kept_linears
+from trtc.quant.layer_source import LayerSource
+from trtc.quant.layerwise import run_text
 from trtc.quant.reference_model import empty_model, load_config
 from trtc.quant.scheme import Scheme
 from trtc.quant.wide_linears import wide_linears
@@ -123,15 +125,15 @@ def run_decoder(model: Any, tokens: TokenSet, batch: int = BATCH) -> None:
 
 
 def mark_starved(
-    model: nn.Module, experts: tuple[SeparateExperts, ...], tokens: TokenSet
+    source: LayerSource, experts: tuple[SeparateExperts, ...], tokens: TokenSet
 ) -> tuple[str, ...]:
     """Mark the experts that the text hardly reaches, and name them."""
     if not experts:
         return ()
     for layer in experts:
         layer.collecting = True
-    run_decoder(model, tokens)
-    names = {id(module): name for name, module in model.named_modules()}
+    run_text(source, tokens)
+    names = {id(module): name for name, module in source.model.named_modules()}
     starved = []
     for layer in experts:
         layer.collecting = False

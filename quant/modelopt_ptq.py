@@ -20,6 +20,8 @@ from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.experts import SeparateExperts, own_factors, prepare_export
 from trtc.quant.layer_error import measure_layers
+from trtc.quant.layer_source import LayerSource
+from trtc.quant.layerwise import run_text
 from trtc.quant.linears import BATCH, NEVER_QUANTIZED, quantizable_linears, run_decoder
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.scheme import Modelopt, Scheme
@@ -41,6 +43,13 @@ class ModeloptCalibrator:
     kv_dtype: str
     kept: tuple[str, ...]
     """Names of linears that stay unquantised."""
+
+    @property
+    def by_layer(self) -> bool:
+        return False
+
+    def work_bytes(self, model_dir: Path) -> int:
+        return 0
 
     @property
     def max_tokens(self) -> int:
@@ -134,20 +143,21 @@ def calibrate(
             requantize_resmooth_fused_llm_layers(model)
 
 
-def kv_scales(model: Any, tokens: TokenSet) -> dict[str, float]:
+def kv_scales(source: LayerSource, tokens: TokenSet) -> dict[str, float]:
     """Scales of an FP8 KV cache as checkpoints store them: `LAYER.self_attn.k_scale` and `v_scale`.
 
     As in modelopt's own exports they are at least 1: E4M3 is as precise for small numbers.
 
     Args:
-        model: is quantised in place, its KV cache alone.
+        source: its model is quantised in place, its KV cache alone.
     """
+    model = source.model
     with quiet_libraries():
         import modelopt.torch.quantization as mtq
 
         rules = [{"quantizer_name": "*", "enable": False}, *mtq.FP8_KV_CFG["quant_cfg"]]
         config = {"quant_cfg": rules, "algorithm": "max"}
-        mtq.quantize(model, config, lambda model: run_decoder(model, tokens))
+        mtq.quantize(model, config, lambda model: run_text(source, tokens))
         _check_scales(model)
     return {
         f"{name}.{kind}_scale": max(1.0, float(quantizer.amax) / _E4M3_MAX)

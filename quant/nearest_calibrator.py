@@ -3,6 +3,7 @@ quantised by row as they come."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,8 +15,7 @@ from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import MIN_TOKENS
 from trtc.quant.gptq import Rounded
 from trtc.quant.layer_error import Meter
-from trtc.quant.layerwise import hooked
-from trtc.quant.linears import run_decoder
+from trtc.quant.layerwise import hooked, run_text
 from trtc.quant.modelopt_ptq import kv_scales
 from trtc.quant.nearest import round_rows, round_to_nearest
 from trtc.quant.packed_checkpoint import PackedCheckpoint
@@ -33,6 +33,13 @@ class NearestCalibrator:
     """Of every linear that could be quantised, by its name: 8 bits with a scale a channel."""
 
     @property
+    def by_layer(self) -> bool:
+        return True
+
+    def work_bytes(self, model_dir: Path) -> int:
+        return 0
+
+    @property
     def max_tokens(self) -> int:
         return MIN_TOKENS
 
@@ -45,18 +52,20 @@ class NearestCalibrator:
         }
         for layer, names in _by_layer(quantized).items():
             job.progress(Step(f"{job.phase}, layer {layer}"))
-            target.add({name: _rounded(name, linears[name], quantized[name]) for name in names})
+            with job.source.held(layer):
+                target.add({name: _rounded(name, linears[name], quantized[name]) for name in names})
         errors = _measured(job, {name: linears[name] for name in quantized}, quantized)
-        scales = kv_scales(model, job.tokens) if self.kv_dtype == "f8e4m3" else {}
+        scales = kv_scales(job.source, job.tokens) if self.kv_dtype == "f8e4m3" else {}
         job.progress(Step("writing the quantised checkpoint"))
         target.finish([name for name in linears if name not in quantized], scales)
         return errors
 
 
-def _by_layer(names: Mapping[str, SiteFormat]) -> dict[str, list[str]]:
-    layers: dict[str, list[str]] = {}
+def _by_layer(names: Mapping[str, SiteFormat]) -> dict[int, list[str]]:
+    layers: dict[int, list[str]] = {}
     for name in names:
-        layers.setdefault(name.partition("layers.")[2].partition(".")[0], []).append(name)
+        number = name.partition("layers.")[2].partition(".")[0]
+        layers.setdefault(int(number), []).append(name)
     return layers
 
 
@@ -90,6 +99,6 @@ def _measured(
 
     job.progress(Step("measuring every layer on held-out text"))
     with hooked(job.model, {name: compare(name) for name in linears}):  # type: ignore[misc]
-        run_decoder(job.model, job.heldout)
+        run_text(job.source, job.heldout)
     results = (meter.result() for meter in meters.values())
     return tuple(result for result in results if result is not None)

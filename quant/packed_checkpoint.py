@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 
 from trtc.plugins.iq4 import codes_of, scale_codes
 from trtc.protos.errors import UnsupportedError
+from trtc.quant.checkpoint_files import INDEX, tensor_files
 from trtc.quant.formats.compressed_tensors import IQ4_PACKED
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
@@ -37,10 +38,11 @@ from trtc.quant.pack import pack_words
 from trtc.quant.plain_names import plain_name
 from trtc.quant.site_format import SiteFormat
 
-_INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
 _PACKED, _FLOAT, _INTEGER = "pack-quantized", "float-quantized", "int-quantized"
 _SEVERAL = "mixed-precision"
+_PART_BYTES = 64 << 20
+"""Tensors that stay as they are begin a new file when they are so many: a file's are in memory."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class PackedCheckpoint:
         self._output_dir = output_dir
         self._formats = formats
         self._rounds_rows = rounds_rows
-        self._source = _Stored(_files(model_dir))
+        self._source = _Stored(tensor_files(model_dir))
         self._stored_as, self._taken_apart = _stored_names(list(formats), self._source.file_of)
         self._files: list[tuple[str, ...]] = []
 
@@ -113,7 +115,13 @@ class PackedCheckpoint:
         rounded = {f"{prefix}.weight" for prefix in self._stored_as.values()}
         kept = sorted(set(self._source.file_of) - rounded - self._taken_apart)
         scales = {name: torch.tensor(scale) for name, scale in sorted(kv_scales.items())}
-        self._write({**{name: self._source.read(name) for name in kept}, **scales})
+        part: dict[str, torch.Tensor] = {}
+        for name in kept:
+            part[name] = self._source.read(name)
+            if sum(one.nbytes for one in part.values()) >= _PART_BYTES:
+                self._write(part)
+                part = {}
+        self._write({**part, **scales})
         self._write_index()
         config = json.loads((self._model_dir / "config.json").read_text("utf-8"))
         config.pop("torch_dtype", None)
@@ -172,24 +180,11 @@ class PackedCheckpoint:
         size = sum(path.stat().st_size for path in self._output_dir.glob("model-*.safetensors"))
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True)
-        (self._output_dir / _INDEX).write_text(text + "\n", "utf-8")
+        (self._output_dir / INDEX).write_text(text + "\n", "utf-8")
 
 
 def _part(number: int) -> str:
     return f"part-{number + 1:05}.safetensors"
-
-
-def _files(model_dir: Path) -> dict[str, Path]:
-    """Each tensor's file."""
-    found: dict[str, Path] = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path)
-    index = model_dir / _INDEX
-    if index.is_file():
-        named = json.loads(index.read_text("utf-8"))["weight_map"]
-        return {name: model_dir / file for name, file in named.items()}
-    return found
 
 
 def _stored_names(

@@ -9,7 +9,7 @@ single sites do; the divergence of a whole recipe is measured.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class RecipeSearch:
             for name, module in self._modules.items()
         }
         self._rounded = _round_all(job, self._modules, self.shapes, settings)
-        self.scores = _score(job, self._modules, self._rounded)
+        self.scores = _scores(job, self._modules, self._rounded, settings)
         self.path = recipe_path(self.shapes, self.scores, SEARCHED)
         self._reference: list[Any] | None = None
         self._measured: dict[int, Divergence] = {}
@@ -177,18 +177,9 @@ def _round_all(
         if not to.is_quantized:
             continue
         if to.is_gptq:
-            phased = CalibrationJob(
-                job.model,
-                job.model_dir,
-                job.output_dir,
-                job.tokens,
-                job.heldout,
-                f"rounding all linears to {name} on {job.tokens.num_tokens} tokens",
-                job.progress,
-                job.journals,
-            )
+            phase = f"rounding all linears to {name} on {job.tokens.num_tokens} tokens"
             rounded[name] = {}
-            for layer in round_layers(phased, fitting, settings):
+            for layer in round_layers(replace(job, phase=phase), fitting, settings):
                 rounded[name] |= layer.linears
         else:
             rounded[name] = {
@@ -198,6 +189,22 @@ def _round_all(
             if site in fits and name in TABLE_FORMATS:
                 rounded[name][site] = round_table(modules[site].weight.data, to)
     return rounded
+
+
+def _scores(
+    job: CalibrationJob, modules: Mapping[str, Any], rounded: _Weights, settings: Gptq
+) -> Scores:
+    """The scores, or those that a search before has saved."""
+    if job.journals is None:
+        return _score(job, modules, rounded)
+    formats = {name: sorted(weights) for name, weights in rounded.items()}
+    journal = job.journals.of_run(("scores", formats, settings, _SCORED_TOKENS, _SEED))
+    saved = journal.scores()
+    if saved is not None:
+        return saved
+    scores = _score(job, modules, rounded)
+    journal.save_scores(scores)
+    return scores
 
 
 def _score(job: CalibrationJob, modules: Mapping[str, Any], rounded: _Weights) -> Scores:

@@ -2,22 +2,20 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtc.protos.errors import CheckpointError, UnsupportedError
-from trtc.quant.calibration_text import Int32s, TokenSet
-from trtc.quant.device import device_of, on_best_device
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.device import device_of
 from trtc.quant.quiet import quiet_libraries
 
-Float32s = NDArray[np.float32]
 _MAX_F32_PARAMETERS = 100_000_000
 """Up to here the reference computes in f32; beyond it in the checkpoint's bf16, whose weights are
-mapped and not copied: a build may take little more memory than the weights themselves.
+mapped and not copied.
 A fixed number, so that a report does not depend on the memory of the machine that wrote it."""
 
 _SAME_TYPES = {"kimi_k2": "deepseek_v3"}
@@ -33,7 +31,7 @@ def load_config(model_dir: Path) -> Any:
     """
     import transformers
 
-    with quiet_libraries(), _readable(model_dir):
+    with quiet_libraries(), readable(model_dir):
         fields, _ = transformers.PreTrainedConfig.get_config_dict(model_dir, local_files_only=True)
         if (known := _SAME_TYPES.get(str(fields.get("model_type")))) is not None:
             alike = type(transformers.AutoConfig.for_model(known))
@@ -51,8 +49,11 @@ def load_config(model_dir: Path) -> Any:
     return config
 
 
-def empty_model(config: Any) -> Any:
+def empty_model(config: Any, dtype: Any = None) -> Any:
     """Transformers' causal language model of a config, without weights, on the meta device.
+
+    Args:
+        dtype: a torch.dtype; None: the config's.
 
     Raises:
         UnsupportedError: Transformers has none.
@@ -61,9 +62,9 @@ def empty_model(config: Any) -> Any:
     import transformers
 
     found = _model_class(config)
-    is_auto = found is transformers.AutoModelForCausalLM
+    make = found.from_config if found is transformers.AutoModelForCausalLM else found._from_config
     with quiet_libraries(), torch.device("meta"):
-        return found.from_config(config) if is_auto else found._from_config(config)
+        return make(config) if dtype is None else make(config, dtype=dtype)
 
 
 def _model_class(config: Any) -> Any:
@@ -98,7 +99,7 @@ def load_model(model_dir: Path, dtype: str) -> Any:
     import torch
 
     config = load_config(model_dir)
-    with quiet_libraries(), _readable(model_dir):
+    with quiet_libraries(), readable(model_dir):
         model, info = _model_class(config).from_pretrained(
             model_dir,
             config=config,
@@ -107,13 +108,27 @@ def load_model(model_dir: Path, dtype: str) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    for problem in ("missing_keys", "mismatched_keys"):
-        if names := sorted(str(name) for name in info.get(problem) or ()):
+    check_loaded(model_dir, info.get("missing_keys") or (), info.get("mismatched_keys") or ())
+    return finished(model)
+
+
+def check_loaded(model_dir: Path, missing: Collection[Any], mismatched: Collection[Any]) -> None:
+    """Refuse a checkpoint without all tensors of its model.
+
+    Raises:
+        CheckpointError: names some of the tensors.
+    """
+    for problem, found in (("missing", missing), ("mismatched", mismatched)):
+        if names := sorted(str(name) for name in found):
             raise CheckpointError(
-                f"tensors are {problem.removesuffix('_keys')}: {', '.join(names[:4])}",
+                f"tensors are {problem}: {', '.join(names[:4])}",
                 field=str(model_dir),
                 remedy="Download the checkpoint again",
             )
+
+
+def finished(model: Any) -> Any:
+    """A loaded model as everything here takes it."""
     # export_hf_checkpoint needs it, and configs made in code lack it.
     model.config.architectures = model.config.architectures or [type(model).__name__]
     if not hasattr(model, model.base_model_prefix):  # Llama 4's, within a model of several parts
@@ -122,7 +137,7 @@ def load_model(model_dir: Path, dtype: str) -> Any:
 
 
 @contextlib.contextmanager
-def _readable(model_dir: Path) -> Iterator[None]:
+def readable(model_dir: Path) -> Iterator[None]:
     """Transformers raises many exceptions for bad directories; say which directory it was."""
     try:
         yield
@@ -134,27 +149,10 @@ def _readable(model_dir: Path) -> Iterator[None]:
 
 
 def reference_dtype(model_dir: Path) -> str:
-    """The torch dtype that `reference_logits` computes in."""
+    """The torch dtype that the reference computes in."""
     model = empty_model(load_config(model_dir))
     small = sum(parameter.numel() for parameter in model.parameters()) <= _MAX_F32_PARAMETERS
     return "float32" if small else "bfloat16"
-
-
-def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[Float32s]:
-    """Logits [len, vocab] of every sequence, one at a time.
-
-    Raises:
-        CheckpointError, UnsupportedError: as `load_model`.
-    """
-    import torch
-
-    model = load_model(model_dir, reference_dtype(model_dir))
-    with on_best_device(model) as placement:
-        for sequence in sequences:
-            with torch.inference_mode():
-                ids = torch.from_numpy(sequence.astype(np.int64))[None].to(placement.device)
-                logits = model(ids, use_cache=False).logits[0]
-            yield logits.float().cpu().numpy()
 
 
 def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> TokenSet:

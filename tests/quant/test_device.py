@@ -8,6 +8,7 @@ import torch
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.device import Gpu, Placement, choose_device, on_best_device, visible_gpus
+from trtc.quant.layer_source import WholeModel
 from trtc.quant.scheme import scheme_named
 
 GB = 1_000_000_000
@@ -39,7 +40,7 @@ def test_weights_alone_are_not_all_that_has_to_fit() -> None:
 def test_a_model_stays_where_it_is_without_a_gpu() -> None:
     model = torch.nn.Linear(2, 2)
     assert visible_gpus() == ()
-    with on_best_device(model) as placement:
+    with on_best_device(WholeModel(model)) as placement:
         assert placement.device == "cpu" == model.weight.device.type
     assert model.weight.device.type == "cpu"
 

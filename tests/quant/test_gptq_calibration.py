@@ -21,8 +21,10 @@ from tests.support.recipes import in_turn
 from trtc.protos.errors import CalibrationError, UnsupportedError
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.calibration_text import TokenSet
+from trtc.quant.layer_source import WholeModel
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe, read_recipe
+from trtc.quant.reference_model import load_model
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization
 from trtc.quant.site_format import FORMATS, site_of
 
@@ -86,12 +88,17 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     )
 
 
-def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
-    """Of a bundled checkpoint, with an FP8 KV cache."""
+def test_a_model_that_is_in_memory_whole_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose layers are read in turn. Of a bundled checkpoint, with an FP8 KV cache."""
     ids = calibration_ids(tmp_path / "ids.jsonl")
     facts, found, _ = written(DRAFT, "int4", tmp_path / "one", ids, "f8e4m3")
     assert found.kv_dtype == "f8e4m3" and found.kv_scales
     assert all(10 < error.sqnr_db < 45 for error in facts.layers)
+    monkeypatch.setattr(
+        "trtc.quant.layer_source.LayeredModel", lambda *given: WholeModel(load_model(*given))
+    )
     written(DRAFT, "int4", tmp_path / "other", ids, "f8e4m3")
     for path in (tmp_path / "one").iterdir():
         assert (tmp_path / "other" / path.name).read_bytes() == path.read_bytes(), path.name

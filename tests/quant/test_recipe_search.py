@@ -87,4 +87,9 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(
         assert again.within_bits(5.0) == search.within_bits(5.0)
     layers = [step for step in steps if step.unit == "layers"]
     assert [step.done for step in layers] == [2, 2, 1, 2], layers
-    assert any("scoring 5 formats of every site" in step for step in steps)
+    scoring = "scoring 5 formats of every site"
+    assert any(scoring in step for step in steps)
+    steps.clear()
+    with recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path) as saved:
+        assert saved.scores == search.scores
+    assert not any(scoring in step for step in steps)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.models import random_prompt, tiny_checkpoint, transformers_logits
 from trtc.protos.errors import CheckpointError, UnsupportedError
-from trtc.quant.reference_model import reference_dtype, reference_logits
+from trtc.quant.reference_logits import reference_logits
+from trtc.quant.reference_model import reference_dtype
 
 
 def set_type(path: Path, model_type: str) -> None:

@@ -265,7 +265,7 @@ def _measure(
 ) -> Accuracy:
     references = None
     if reference is not None:
-        from trtc.quant.reference_model import reference_logits
+        from trtc.quant.reference_logits import reference_logits
 
         references = reference_logits(reference, tokens.sequences)
     session = open_session(

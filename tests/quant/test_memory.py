@@ -1,0 +1,80 @@
+"""How much memory a checkpoint takes while it is calibrated and compared: a few layers of it, not
+the whole."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from tests.support.models import tiny_config
+
+WIDE = {"num_hidden_layers": 30, "hidden_size": 512, "intermediate_size": 4096, "head_dim": 128}
+
+PEAK = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from trtc.quant.calibration import CalibrationJob
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.gptq_calibrator import GptqCalibrator
+from trtc.quant.layer_source import LayeredModel
+from trtc.quant.linears import linear_shapes
+from trtc.quant.reference_logits import reference_logits
+from trtc.quant.scheme import SCHEMES
+from trtc.quant.site_format import BF16, FORMATS
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+def calibrate(source, output):
+    output.mkdir()
+    formats = {
+        name: FORMATS["int4_g128"] if name.endswith("q_proj") else BF16
+        for name in linear_shapes(source)
+    }
+    ids = np.random.default_rng(1).integers(3, 160, (2, 32), np.int32)
+    tokens = TokenSet("ids", "", tuple(ids))
+    model = LayeredModel(source, "bfloat16")
+    job = CalibrationJob(model, source, output, tokens, tokens, "", lambda step: None)
+    GptqCalibrator(SCHEMES["int4"].calibration, "bf16", formats).run(job)
+    list(reference_logits(source, ids))
+
+small, large, output = map(Path, sys.argv[1:])
+calibrate(small, output / "of-small")
+before = peak()
+calibrate(large, output / "of-large")
+print(peak() - before)
+"""
+
+
+def checkpoint(path: Path, **overrides: Any) -> Path:
+    """A random llama in bf16, made faster than `tiny_checkpoint` makes one."""
+    config = tiny_config("llama", **overrides)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(path)
+    with torch.device("meta"):
+        shapes = {
+            name: one.shape
+            for name, one in transformers.LlamaForCausalLM(config).named_parameters()
+        }
+    noise = torch.randn(max(shape.numel() for shape in shapes.values()), dtype=torch.bfloat16) / 32
+    weights = {name: noise[: shape.numel()].view(shape).clone() for name, shape in shapes.items()}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_a_few_layers_are_in_memory_at_once(tmp_path: Path) -> None:
+    """Mapped files count, too."""
+    large = checkpoint(tmp_path / "large", **WIDE)
+    small = checkpoint(tmp_path / "small", hidden_size=128)
+    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path)]
+    taken = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    stored = (large / "model.safetensors").stat().st_size
+    assert stored > 400 << 20
+    assert taken < stored / 2, (taken, stored)
