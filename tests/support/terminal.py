@@ -97,8 +97,9 @@ def at_terminal(command: Sequence[str], *, env: Mapping[str, str]) -> Iterator[T
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *_ROWS_COLUMNS, 0, 0))
     process = subprocess.Popen(
-        # setsid --ctty: a session of its own, whose controlling terminal is this one.
-        ["setsid", "--ctty", "--wait", *command],
+        # setsid --ctty: a session of its own, whose controlling terminal is this one. A shell's
+        # background jobs ignore SIGINT, and so would what they start.
+        ["env", "--default-signal=INT", "setsid", "--ctty", "--wait", *command],
         stdin=slave,
         stdout=slave,
         stderr=slave,
