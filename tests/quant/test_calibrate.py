@@ -300,7 +300,7 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     quantize_checkpoint(source, SCHEMES["fp8"], "bf16", calibration, tmp_path / "out", said.append)
     assert capfd.readouterr() == ("", "")
     assert [phase for phase, _ in groupby(message.split()[0] for message in said)] == [
-        "loading",
+        "opening",
         "calibrating",
         "measuring",
         "writing",
