@@ -228,7 +228,10 @@ async def test_a_modest_tenant_gets_its_share_beside_a_greedy_one(
 ) -> None:
     """Behind a third one's requests the greedy one has 100 waiting over ten connections, the modest
     one 30 that came last, over one. As long as both wait, lanes are theirs by weight."""
-    engine = EchoEngine(EchoOptions(max_batch_size=8, step_s=0.005))
+    # Steps enough for a slow machine to send 130 requests meanwhile.
+    engine = EchoEngine(
+        EchoOptions(max_batch_size=8, step_s=0.005, max_seq_len=8192, num_pages=4096)
+    )
     answered: list[str] = []
 
     async def run(name: str, client: AsyncClient) -> None:
@@ -241,7 +244,7 @@ async def test_a_modest_tenant_gets_its_share_beside_a_greedy_one(
         contextlib.AsyncExitStack() as stack,
     ):
         first = await stack.enter_async_context(client(server, "first"))
-        holding = [asyncio.create_task(ask(first, max_tokens=1000)) for _ in range(8)]
+        holding = [asyncio.create_task(ask(first, max_tokens=4000)) for _ in range(8)]
         await eventually(lambda: server.handle().loop.stats().running == 8, "lanes are taken")
         asking = []
         for name, connections, requests in (("greedy", 10, 10), ("modest", 1, 30)):
