@@ -1,4 +1,4 @@
-"""pip resolves all optional dependency sets together, so each too, on the oldest and newest Python.
+"""pip resolves all optional dependency sets together, so each too, on every supported Python.
 
 The real pip asks the real package index, and reads metadata alone: nothing is installed, and wheels
 are not downloaded (`fast-deps` reads the metadata out of them).
@@ -21,8 +21,7 @@ from trtc.builder.targets.gpu.triton import TRITON_VERSION
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: Mapping[str, Sequence[str]] = PROJECT["optional-dependencies"]
-PYTHONS = ("3.11", "3.13")
-"""The oldest and the newest: what has wheels for both has them for those between."""
+PYTHONS = ("3.11", "3.12", "3.13")
 FROM_NVIDIA = "tensorrt"
 """Its libraries are on NVIDIA's package index only."""
 NVIDIA_INDEX = "https://pypi.nvidia.com"
@@ -143,8 +142,10 @@ def test_every_extra_resolves_with_the_default_torch(
     assert "nvidia-cudnn-cu13" in together, "not the default torch"
 
 
-def test_the_builders_resolve_with_a_torch_for_cpus(wheel: Path, tmp_path: Path) -> None:
-    python = PYTHONS[0]
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_builders_resolve_with_a_torch_for_cpus(
+    wheel: Path, python: str, tmp_path: Path
+) -> None:
     index = next((one for one in cpu_indexes() if offers_cpu_torch(one, python, tmp_path)), None)
     if index is None:
         pytest.skip(f"no index with a torch for CPUs and Python {python} can be reached")
