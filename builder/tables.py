@@ -13,7 +13,8 @@ from trtc.quant.site_format import (
     TableFormats,
 )
 
-_OPTIONS = {LM_HEAD: "--lm-head-dtype", EMBEDDING: "--embedding-dtype"}
+TABLE_OPTIONS = {LM_HEAD: "--lm-head-dtype", EMBEDDING: "--embedding-dtype"}
+"""Of trtc build, by site."""
 
 
 def has_tied_embeddings(spec: DecoderSpec) -> bool:
@@ -46,7 +47,9 @@ def table_formats(
     said = TableFormats() if recipe is None else recipe.tables
     for site in asked.names.keys() & said.names.keys():
         raise RequestError(
-            f"--recipe says what {site} is", field=_OPTIONS[site], remedy="Leave one of the two out"
+            f"--recipe says what {site} is",
+            field=TABLE_OPTIONS[site],
+            remedy="Leave one of the two out",
         )
     tables = TableFormats(asked.lm_head or said.lm_head, asked.embedding or said.embedding)
     if has_tied_embeddings(spec):
@@ -59,12 +62,12 @@ def table_formats(
         if None not in (tables.lm_head, tables.embedding) and tables.lm_head != tables.embedding:
             raise RequestError(
                 "the embeddings are tied to the lm_head, which has another format",
-                field=_OPTIONS[EMBEDDING],
+                field=TABLE_OPTIONS[EMBEDDING],
                 remedy="Leave one of the two out",
             )
         tables = tables.tied()
     given = {LM_HEAD: tables.lm_head, EMBEDDING: tables.embedding}
-    for field, one in ((_OPTIONS[site], one) for site, one in given.items()):
+    for field, one in ((TABLE_OPTIONS[site], one) for site, one in given.items()):
         if one is not None and one.is_quantized:
             _check(field, one, spec, scheme)
     return tables

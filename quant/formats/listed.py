@@ -7,12 +7,11 @@ names that match more than they left out, and the stored tensors leave no doubt.
 from collections.abc import Mapping
 from typing import Any
 
-from trtc.quant.formats.module_regexes import ModuleRegexes
+from trtc.quant.formats.module_regexes import MAX_CHARACTERS, ModuleRegexes
 from trtc.quant.formats.stored import excluded, unsupported
 
 _REGEX = "re:"
 _MAX_NAMES = 500_000
-_MAX_CHARACTERS = 512
 
 
 class ListedModules:
@@ -31,8 +30,8 @@ class ListedModules:
         if not isinstance(listed, list) or len(listed) > _MAX_NAMES:
             raise unsupported(self._field, listed, f"a list of at most {_MAX_NAMES} names")
         for name in listed:
-            if not isinstance(name, str) or len(name) > _MAX_CHARACTERS:
-                raise unsupported(self._field, name, f"names of at most {_MAX_CHARACTERS} letters")
+            if not isinstance(name, str) or len(name) > MAX_CHARACTERS:
+                raise unsupported(self._field, name, f"names of at most {MAX_CHARACTERS} letters")
         self._names = {name for name in listed if not name.startswith(_REGEX)}
         patterns = {n: n.removeprefix(_REGEX) for n in listed if n.startswith(_REGEX)}
         self._regexes = ModuleRegexes(self._field, patterns, whole=True)

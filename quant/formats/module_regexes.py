@@ -8,7 +8,7 @@ import regex
 from trtc.quant.formats.stored import unsupported
 
 _MAX_REGEXES = 1000
-_MAX_CHARACTERS = 512
+MAX_CHARACTERS = 512
 _MAX_SECONDS = 5.0
 """Of CPU time for all regular expressions: whoever wrote them chose the names too, and may have
 made them backtrack for years."""
@@ -56,8 +56,8 @@ class ModuleRegexes:
         return found
 
     def _compile(self, spelled: str, pattern: str) -> "regex.Pattern[str]":
-        if len(spelled) > _MAX_CHARACTERS:
-            raise unsupported(self._field, spelled, f"names of at most {_MAX_CHARACTERS} letters")
+        if len(spelled) > MAX_CHARACTERS:
+            raise unsupported(self._field, spelled, f"names of at most {MAX_CHARACTERS} letters")
         try:
             return regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trtc.builder.tables import TABLE_OPTIONS
 from trtc.commands.checkpoint_options import calibration_options, model_options
 from trtc.commands.phases import phases
 from trtc.commands.values import one_of
@@ -20,7 +21,7 @@ from trtc.quant.keep import parse_keep
 from trtc.quant.recipe import FormatRecipe, read_recipe
 from trtc.quant.record import CHECKPOINT, write_record
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Scheme, scheme_named
-from trtc.quant.site_format import BF16, EMBEDDING, LM_HEAD
+from trtc.quant.site_format import BF16
 from trtc.version import __version__
 
 _UNPUBLISHED = "iq4"
@@ -31,8 +32,6 @@ SCHEME_NAMES = tuple(
     if SCHEMES[name].calibration is not None and SCHEMES[name].weight != _UNPUBLISHED
 )
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
-_TABLE_OPTIONS = {LM_HEAD: "--lm-head-dtype", EMBEDDING: "--embedding-dtype"}
-"""Of trtc build."""
 _WORST_LAYERS = 5
 
 
@@ -161,7 +160,7 @@ def _built_only(table: str, name: str) -> UnsupportedError:
     return UnsupportedError(
         f"a checkpoint keeps this table in bf16, and the recipe says {name}",
         field=f"--recipe: {table}",
-        remedy=f"Leave it out, and build the checkpoint with trtc build {_TABLE_OPTIONS[table]} "
+        remedy=f"Leave it out, and build the checkpoint with trtc build {TABLE_OPTIONS[table]} "
         f"{name}",
     )
 
