@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
+from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
@@ -20,6 +20,7 @@ from trtc.quant.scheme import SCHEMES
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from tests.quant.test_calibrate import HELDOUT
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.scheme import SCHEMES
 model, text, output, journal = map(Path, sys.argv[1:])
@@ -28,7 +29,7 @@ def progress(step):
     if step.done == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-quantize_checkpoint(model, SCHEMES["iq4"], "bf16", text, output, progress, journal=journal)
+quantize_checkpoint(model, SCHEMES["iq4"], "bf16", text, output, progress, HELDOUT, journal=journal)
 """
 
 
@@ -52,11 +53,11 @@ def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     assert killed.returncode == -signal.SIGKILL
     steps: list[Step] = []
     facts = quantize_checkpoint(
-        model, SCHEMES["iq4"], "bf16", text, resumed, steps.append, journal=journal
+        model, SCHEMES["iq4"], "bf16", text, resumed, steps.append, HELDOUT, journal=journal
     )
     assert next(step.done for step in steps if step.unit == "layers") == 1, "a layer was there"
     assert facts == quantize_checkpoint(
-        model, SCHEMES["iq4"], "bf16", text, whole, lambda step: None
+        model, SCHEMES["iq4"], "bf16", text, whole, lambda step: None, HELDOUT
     )
     files = sorted(path.name for path in whole.iterdir())
     assert files == sorted(path.name for path in resumed.iterdir())
@@ -66,7 +67,14 @@ def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     other = calibration_ids(tmp_path / "other.jsonl", tokens=5000)
     steps.clear()
     quantize_checkpoint(
-        model, SCHEMES["iq4"], "bf16", other, tmp_path / "new", steps.append, journal=journal
+        model,
+        SCHEMES["iq4"],
+        "bf16",
+        other,
+        tmp_path / "new",
+        steps.append,
+        HELDOUT,
+        journal=journal,
     )
     assert next(step.done for step in steps if step.unit == "layers") == 0
     assert len(list((journal / "calibration").iterdir())) == 1
