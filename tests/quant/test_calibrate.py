@@ -19,10 +19,11 @@ from tests.support.quantized import canonical, dequantized, headers, taken_apart
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.protos.errors import CalibrationError, CheckpointError, UnsupportedError
 from trtc.quant.calibrate import CalibrationFacts, _copy_files, quantize_checkpoint
+from trtc.quant.calibration_text import TokenSet
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization
 
-PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
+DRAFT = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 WIDE: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -103,6 +104,8 @@ CASES = [
     ("llama4", "int4_awq"),
     ("olmoe", "int4_awq"),
 ]
+HELDOUT = TokenSet("ids", "", (np.random.default_rng(6).integers(3, VOCAB_SIZE, 32, np.int32),))
+"""Short: a model need not write its own, and what is measured here are weights."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,16 @@ def wide_checkpoint(family: str, directory: Path) -> Path:
 
 
 def quantized(
-    source: Path, scheme: str, directory: Path, calibration: Path | None, kv_dtype: Any = "bf16"
+    source: Path,
+    scheme: str,
+    directory: Path,
+    calibration: Path | None,
+    kv_dtype: Any = "bf16",
+    heldout: TokenSet | None = HELDOUT,
 ) -> Quantized:
     output = directory / "quantized"
     facts = quantize_checkpoint(
-        source, SCHEMES[scheme], kv_dtype, calibration, output, lambda message: None
+        source, SCHEMES[scheme], kv_dtype, calibration, output, lambda message: None, heldout
     )
     tensors = read_tensors(output)
     found = read_quantization(
@@ -231,39 +239,38 @@ def test_canonical_tensors_have_the_declared_form(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pyllama_fp8(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
-    directory = tmp_path_factory.mktemp("pyllama")
-    return quantized(PYLLAMA, "fp8", directory, None, "f8e4m3")
+def draft_fp8(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    """By the texts that ship with trtc."""
+    directory = tmp_path_factory.mktemp("draft")
+    return quantized(DRAFT, "fp8", directory, None, "f8e4m3", None)
 
 
-def test_bundled_checkpoint_in_fp8(pyllama_fp8: Quantized) -> None:
-    facts, found = pyllama_fp8.facts, pyllama_fp8.quantization
+def test_bundled_checkpoint_in_fp8(draft_fp8: Quantized) -> None:
+    facts, found = draft_fp8.facts, draft_fp8.quantization
     assert (facts.source, facts.tokens) == ("default", 16_384)
-    assert len(found.linears) == len(facts.layers) == 8 * 7
+    assert len(found.linears) == len(facts.layers) == 2 * 7
     assert found.kv_dtype == "f8e4m3"
-    assert sorted(found.kv_scales) == sorted(f"{kv}:{n}" for kv in "kv" for n in range(8))
+    assert sorted(found.kv_scales) == sorted(f"{kv}:{n}" for kv in "kv" for n in range(2))
     assert all(24 < error.sqnr_db < 45 for error in facts.layers)
-    assert pyllama_fp8.tensors["model.embed_tokens.weight"].dtype.name == "bfloat16"
+    assert draft_fp8.tensors["model.embed_tokens.weight"].dtype.name == "bfloat16"
 
 
-def test_fp8_weights_are_the_rounded_originals(pyllama_fp8: Quantized) -> None:
-    original = read_tensors(PYLLAMA)
-    for prefix in pyllama_fp8.quantization.linears:
+def test_fp8_weights_are_the_rounded_originals(draft_fp8: Quantized) -> None:
+    original = read_tensors(DRAFT)
+    for prefix in draft_fp8.quantization.linears:
         exact = original[f"{prefix}.weight"].astype(np.float64)
-        found = dequantized(pyllama_fp8.quantization, prefix, pyllama_fp8.tensors)
-        scale = canonical(pyllama_fp8.quantization.linears[prefix], pyllama_fp8.tensors)[
-            "weight_scale"
-        ]
+        found = dequantized(draft_fp8.quantization, prefix, draft_fp8.tensors)
+        scale = canonical(draft_fp8.quantization.linears[prefix], draft_fp8.tensors)["weight_scale"]
         # Half a step: 2^-4 of a normal number, half of 2^-9 scales below.
         np.testing.assert_array_less(
             np.abs(found - exact), np.abs(exact) * 2.0**-4 + 2.0**-10 * scale + 1e-12
         )
 
 
-def test_tokenizer_and_generation_settings_are_copied(pyllama_fp8: Quantized) -> None:
+def test_tokenizer_and_generation_settings_are_copied(draft_fp8: Quantized) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        assert (pyllama_fp8.output / name).read_bytes() == (PYLLAMA / name).read_bytes()
-    modes = {path.stat().st_mode & 0o777 for path in pyllama_fp8.output.iterdir()}
+        assert (draft_fp8.output / name).read_bytes() == (DRAFT / name).read_bytes()
+    modes = {path.stat().st_mode & 0o777 for path in draft_fp8.output.iterdir()}
     assert modes == {0o644}
 
 
@@ -278,17 +285,17 @@ def test_the_template_for_tools_is_copied(tmp_path: Path) -> None:
     assert copied.read_text() == "{{ tools }}"
 
 
-def test_same_inputs_give_the_same_bytes(pyllama_fp8: Quantized, tmp_path: Path) -> None:
-    again = quantized(PYLLAMA, "fp8", tmp_path, None, "f8e4m3")
-    assert again.facts == pyllama_fp8.facts
-    names = sorted(path.name for path in pyllama_fp8.output.iterdir())
+def test_same_inputs_give_the_same_bytes(draft_fp8: Quantized, tmp_path: Path) -> None:
+    again = quantized(DRAFT, "fp8", tmp_path, None, "f8e4m3", None)
+    assert again.facts == draft_fp8.facts
+    names = sorted(path.name for path in draft_fp8.output.iterdir())
     assert sorted(path.name for path in again.output.iterdir()) == names
     for name in names:
-        assert (again.output / name).read_bytes() == (pyllama_fp8.output / name).read_bytes()
+        assert (again.output / name).read_bytes() == (draft_fp8.output / name).read_bytes()
 
 
-def test_what_is_written_names_no_path(pyllama_fp8: Quantized) -> None:
-    for path in pyllama_fp8.output.glob("*config*.json"):
+def test_what_is_written_names_no_path(draft_fp8: Quantized) -> None:
+    for path in draft_fp8.output.glob("*config*.json"):
         assert "/" not in path.read_text().replace("transformers/", "")
 
 
@@ -297,7 +304,9 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     source = wide_checkpoint("llama", tmp_path)
     capfd.readouterr()
     calibration = calibration_ids(tmp_path / "ids.jsonl")
-    quantize_checkpoint(source, SCHEMES["fp8"], "bf16", calibration, tmp_path / "out", said.append)
+    quantize_checkpoint(
+        source, SCHEMES["fp8"], "bf16", calibration, tmp_path / "out", said.append, HELDOUT
+    )
     assert capfd.readouterr() == ("", "")
     assert [phase for phase, _ in groupby(message.split()[0] for message in said)] == [
         "opening",
@@ -309,7 +318,7 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 def test_without_a_tokenizer_the_model_writes_its_own_text(tmp_path: Path) -> None:
     source = wide_checkpoint("llama", tmp_path)
-    result = quantized(source, "fp8", tmp_path, None)
+    result = quantized(source, "fp8", tmp_path, None, heldout=None)
     assert result.facts.source == "model"
     assert result.facts.tokens >= 4096
 
@@ -367,10 +376,10 @@ def test_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_quantised_source_is_refused(pyllama_fp8: Quantized, tmp_path: Path) -> None:
+def test_quantised_source_is_refused(draft_fp8: Quantized, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"already quantised \(modelopt\)"):
         quantize_checkpoint(
-            pyllama_fp8.output, SCHEMES["fp8"], "bf16", None, tmp_path / "out", lambda message: None
+            draft_fp8.output, SCHEMES["fp8"], "bf16", None, tmp_path / "out", lambda message: None
         )
 
 
@@ -401,7 +410,7 @@ def spoilt(source: Path, directory: Path) -> Path:
 
 def test_activations_that_are_nan_are_refused_by_layer(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=r"layers\.0\.mlp\.gate_proj: .*not finite"):
-        quantized(spoilt(PYLLAMA, tmp_path), "fp8", tmp_path, None)
+        quantized(spoilt(DRAFT, tmp_path), "fp8", tmp_path, None)
 
 
 def test_linear_that_is_never_used_is_refused_by_layer(tmp_path: Path) -> None:

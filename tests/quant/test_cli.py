@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.engines import build_tiny
 from tests.support.models import tiny_checkpoint
 from tests.support.recipes import in_turn, write_recipe
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.cli import main
 
-PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -37,12 +38,12 @@ def text_of(path: Path, paragraphs: int = 700) -> Path:
 
 
 def test_a_scheme_or_a_recipe_is_needed(trtc: Run, tmp_path: Path) -> None:
-    arguments = ("quantize", "--model", PYLLAMA, "--output", tmp_path / "out")
+    arguments = ("quantize", "--model", MODEL, "--output", tmp_path / "out")
     status, _, err = trtc(*arguments)
     assert status == 2 and "--dtype: is missing" in err and "--recipe" in err
-    recipe = write_recipe(tmp_path / "recipe.json", in_turn(9, "int4_g128"))
+    recipe = write_recipe(tmp_path / "recipe.json", in_turn(3, "int4_g128"))
     status, _, err = trtc(*arguments, "--recipe", recipe)
-    assert status == 2 and "no site 'model.layers.8.self_attn.qkv_proj'" in err
+    assert status == 2 and "no site 'model.layers.2.self_attn.qkv_proj'" in err
     status, _, err = trtc(*arguments, "--recipe", recipe, "--dtype", "int4")
     assert status == 2 and "--dtype: says how" in err
     assert not (tmp_path / "out").exists()
@@ -52,10 +53,10 @@ def test_a_scheme_or_a_recipe_is_needed(trtc: Run, tmp_path: Path) -> None:
 def test_quantize_refuses_recipes_with_tables_that_layouts_do_not_hold(
     trtc: Run, table: str, tmp_path: Path
 ) -> None:
-    sites = {**in_turn(8, "int4_g128"), table: "int8_g128"}
+    sites = {**in_turn(2, "int4_g128"), table: "int8_g128"}
     recipe = write_recipe(tmp_path / "recipe.json", sites)
     status, _, err = trtc(
-        "quantize", "--model", PYLLAMA, "--output", tmp_path / "out", "--recipe", recipe
+        "quantize", "--model", MODEL, "--output", tmp_path / "out", "--recipe", recipe
     )
     option = {"lm_head": "--lm-head-dtype", "embed_tokens": "--embedding-dtype"}[table]
     assert status == 2 and f"--recipe: {table}: " in err
@@ -66,7 +67,7 @@ def test_quantize_refuses_recipes_with_tables_that_layouts_do_not_hold(
 def test_quantize(trtc: Run, tmp_path: Path) -> None:
     output = tmp_path / "out"
     calib = text_of(tmp_path / "calib.txt")
-    arguments = ("quantize", "--model", PYLLAMA, "--dtype", "fp8", "--output", output)
+    arguments = ("quantize", "--model", MODEL, "--dtype", "fp8", "--output", output)
     status, out, err = trtc(*arguments, "--calib", calib, "--json")
     assert status == 0, err
     document = json.loads(out)
@@ -101,7 +102,7 @@ def test_quantize_refuses(
     trtc: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     output = tmp_path / "out"
-    status, _, err = trtc("quantize", "--model", PYLLAMA, "--output", output, *arguments)
+    status, _, err = trtc("quantize", "--model", MODEL, "--output", output, *arguments)
     assert status == 2
     assert message in err
     assert list(tmp_path.iterdir()) == []
@@ -110,7 +111,7 @@ def test_quantize_refuses(
 def test_quantize_leaves_nothing_when_it_fails(trtc: Run, tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("too few words")
     status, _, err = trtc(
-        "quantize", "--model", PYLLAMA, "--output", tmp_path / "out", "--dtype", "fp8",
+        "quantize", "--model", MODEL, "--output", tmp_path / "out", "--dtype", "fp8",
         "--calib", tmp_path / "few.txt",
     )  # fmt: skip
     assert status == 2
@@ -120,15 +121,27 @@ def test_quantize_leaves_nothing_when_it_fails(trtc: Run, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model in bf16."""
-    output = tmp_path_factory.mktemp("engines") / "pyllama"
-    build(BuildRequest(str(PYLLAMA), output, dtype="bf16", target="cpu", max_seq_len=256))
+    """A bundled model in bf16."""
+    output = tmp_path_factory.mktemp("engines") / "draft"
+    build(BuildRequest(str(MODEL), output, dtype="bf16", target="cpu", max_seq_len=256))
     return output
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 160 tokens, without a tokenizer."""
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("tiny"), "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def tiny_engine(tiny: Path) -> Path:
+    """Of `tiny`, for sequences of 64 tokens."""
+    return build_tiny(tiny, tiny.parent / "engine", "bf16", max_seq_len=64).path
 
 
 def test_eval_against_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> None:
     text = text_of(tmp_path / "text.txt", 40)
-    status, out, err = trtc("eval", engine, "--text", text, "--reference", PYLLAMA, "--json")
+    status, out, err = trtc("eval", engine, "--text", text, "--reference", MODEL, "--json")
     assert status == 0, err
     found = json.loads(out)
     assert found["tokens"] > 256
@@ -168,16 +181,15 @@ def test_eval_of_no_engine(trtc: Run, tmp_path: Path) -> None:
     assert "manifest.json cannot be read" in err
 
 
-def test_eval_without_a_tokenizer_takes_token_ids(trtc: Run, tmp_path: Path) -> None:
-    source = tiny_checkpoint("llama", tmp_path, "bfloat16")
-    output = tmp_path / "engine"
-    build(BuildRequest(str(source), output, dtype="bf16", target="cpu", max_seq_len=64))
-    status, _, err = trtc("eval", output)
+def test_eval_without_a_tokenizer_takes_token_ids(
+    trtc: Run, tiny: Path, tiny_engine: Path, tmp_path: Path
+) -> None:
+    status, _, err = trtc("eval", tiny_engine)
     assert (status, "no tokenizer" in err) == (6, True)
 
     ids = tmp_path / "ids.jsonl"
     ids.write_text(json.dumps({"token_ids": [n % 150 + 3 for n in range(100)]}))
-    status, out, err = trtc("eval", output, "--text", ids, "--reference", source, "--json")
+    status, out, err = trtc("eval", tiny_engine, "--text", ids, "--reference", tiny, "--json")
     assert status == 0, err
     # Windows of 64 and 36 tokens, the first of each not predicted.
     assert json.loads(out)["tokens"] == 63 + 35
@@ -185,10 +197,10 @@ def test_eval_without_a_tokenizer_takes_token_ids(trtc: Run, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model in fp32, under the same name."""
-    output = tmp_path_factory.mktemp("wide") / "pyllama"
+    """The same model in fp32, under the same name."""
+    output = tmp_path_factory.mktemp("wide") / "draft"
     request = BuildRequest(
-        str(PYLLAMA), output, dtype="fp32", target="cpu", max_seq_len=256, eval_tokens=0
+        str(MODEL), output, dtype="fp32", target="cpu", max_seq_len=256, eval_tokens=0
     )
     build(request)
     return output
@@ -201,7 +213,7 @@ def test_compare(trtc: Run, engine: Path, wide_engine: Path, tmp_path: Path) -> 
     status, out, err = trtc(*arguments, "--json", "--page", page)
     assert status == 0, err
     found = json.loads(out)
-    _, out, _ = trtc("eval", engine, "--text", text, "--reference", PYLLAMA, "--json")
+    _, out, _ = trtc("eval", engine, "--text", text, "--reference", MODEL, "--json")
     expected = json.loads(out)
     assert found["tokens"] == expected["tokens"] == sum(one["tokens"] for one in found["bands"])
     assert found["kl"] == pytest.approx(expected["kl"], rel=0.05)
@@ -229,9 +241,7 @@ def test_compare_of_an_engine_with_itself(trtc: Run, engine: Path) -> None:
     assert status == 2 and "--page: is in no directory" in err
 
 
-def test_compare_refuses_another_vocabulary(trtc: Run, engine: Path, tmp_path: Path) -> None:
-    source = tiny_checkpoint("llama", tmp_path, "bfloat16")
-    other = tmp_path / "engine"
-    build(BuildRequest(str(source), other, dtype="bf16", target="cpu", max_seq_len=64))
-    status, _, err = trtc("compare", engine, other)
-    assert status == 2 and f"{other}: vocabulary: has" in err and "engines of one model" in err
+def test_compare_refuses_another_vocabulary(trtc: Run, engine: Path, tiny_engine: Path) -> None:
+    status, _, err = trtc("compare", engine, tiny_engine)
+    assert status == 2 and f"{tiny_engine}: vocabulary: has" in err
+    assert "engines of one model" in err
