@@ -1,7 +1,10 @@
 """Every family against Transformers, and what is refused by name."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import safetensors.numpy
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.support.evaluate import PAGE_SIZE, stepper
+from tests.support.evaluate import PAGE_SIZE, stepper, steppers
 from tests.support.models import (
     FAMILIES,
     LATENT_YARN,
@@ -22,7 +25,7 @@ from tests.support.models import (
     random_prompt,
     tiny_checkpoint,
     tiny_config,
-    transformers_greedy,
+    transformers_choices,
     transformers_logits,
 )
 from tests.support.steps import Stepper
@@ -41,9 +44,11 @@ from trtc.protos.errors import CheckpointError, RequestError, TrtcError, Unsuppo
 from trtc.protos.manifest import Limits
 
 TOLERANCE = 1e-4
-CHUNKS = (1, 7, PAGE_SIZE, 23, 64)
+CHUNKS = (7, PAGE_SIZE, 23, 64)
 """Below, at and across page borders; the last takes the prompt whole."""
 PROMPT = 53
+DECODED = 40
+"""Past longrope's 32 and every window, from a prompt of one token on."""
 assert PROMPT > 2 * WINDOW and PROMPT % PAGE_SIZE
 
 
@@ -55,30 +60,58 @@ def config_of(family: str, **fields: Any) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if value is not ...}
 
 
+Checkpoints = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Family -> its checkpoint, made once and only read."""
+    return cache(lambda family: tiny_checkpoint(family, tmp_path_factory.mktemp("models")))
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(request.param, tmp_path_factory.mktemp("models"))
+def checkpoint(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Path:
+    return checkpoints(request.param)
 
 
-def test_logits_match_transformers_whatever_the_chunks(checkpoint: Path) -> None:
-    prompt = random_prompt(PROMPT, seed=3)
-    expected = transformers_logits(checkpoint, prompt)
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Callable[[], Stepper]:
+    """Steppers of a family's checkpoint, which is read once."""
+    return steppers(checkpoint)
+
+
+@cache
+def logits_of(checkpoint: Path) -> Any:
+    """Transformers' logits of the prompt that a family's tests share."""
+    return transformers_logits(checkpoint, random_prompt(PROMPT, seed=3))
+
+
+def test_logits_match_transformers_whatever_the_chunks(
+    checkpoint: Path, model: Callable[[], Stepper]
+) -> None:
+    """And over the first page border token by token, which the next test goes on with."""
+    prompt, begin = random_prompt(PROMPT, seed=3), PAGE_SIZE + 1
     for chunk in CHUNKS:
-        found = stepper(checkpoint).prefill(prompt, chunk)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+        found = model().prefill(prompt, chunk)
+        np.testing.assert_allclose(found, logits_of(checkpoint), rtol=0, atol=TOLERANCE)
+    one = model()
+    tokens = [one.step({"a": [token]}, length=PROMPT)["a"] for token in prompt[:begin]]
+    expected = logits_of(checkpoint)[:begin]
+    np.testing.assert_allclose(np.concatenate(tokens), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_greedy_decoding_gives_the_tokens_of_transformers(checkpoint: Path) -> None:
-    for length in (1, 40):  # longrope changes its factors at 32
-        prompt = random_prompt(length, seed=length)
-        assert stepper(checkpoint).greedy(prompt, 64, chunk=17) == transformers_greedy(
-            checkpoint, prompt, 64
-        )
+def test_greedy_decoding_gives_the_tokens_of_transformers(
+    checkpoint: Path, model: Callable[[], Stepper]
+) -> None:
+    prompts = {str(length): random_prompt(length, seed=length) for length in (1, 40)}
+    found = model().greedy_together(prompts, DECODED, chunk=17)
+    for name, prompt in prompts.items():
+        assert found[name] == transformers_choices(checkpoint, prompt, found[name])
 
 
-def test_sequences_that_share_steps_do_not_see_each_other(checkpoint: Path) -> None:
+def test_sequences_that_share_steps_do_not_see_each_other(model: Callable[[], Stepper]) -> None:
     prompts = {name: random_prompt(30, seed=index) for index, name in enumerate("abc")}
-    together = stepper(checkpoint)
+    together = model()
     found: dict[str, list[Any]] = {name: [] for name in prompts}
     schedule = [{"a": 20}, {"a": 1, "b": 30}, {"c": 9, "a": 1, "b": 0}, {"c": 21, "a": 8}]
     done = dict.fromkeys(prompts, 0)
@@ -91,9 +124,7 @@ def test_sequences_that_share_steps_do_not_see_each_other(checkpoint: Path) -> N
         for name, logits in together.step(chunks).items():
             found[name].append(logits)
     for name, prompt in prompts.items():
-        np.testing.assert_array_equal(
-            np.concatenate(found[name]), stepper(checkpoint).prefill(prompt, 30)
-        )
+        np.testing.assert_array_equal(np.concatenate(found[name]), model().prefill(prompt, 30))
 
 
 @pytest.mark.parametrize(("max_seq_len", "length"), [(32, 32), (64, 20), (64, 32), (64, 33)])
@@ -291,14 +322,12 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
     ],
 )
 def test_leaving_a_feature_out_changes_the_logits(
-    family: str, fields: dict[str, Any], tmp_path: Path
+    family: str, fields: dict[str, Any], checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    path = tiny_checkpoint(family, tmp_path)
-    prompt = random_prompt(PROMPT)
-    expected = transformers_logits(path, prompt)
+    path = Path(shutil.copytree(checkpoints(family), tmp_path / family))
     (path / "config.json").write_text(json.dumps(config_of(family, **fields)))
-    found = stepper(path).prefill(prompt, PROMPT)
-    assert abs(found - expected).max() > 100 * TOLERANCE
+    found = stepper(path).prefill(random_prompt(PROMPT, seed=3), PROMPT)
+    assert abs(found - logits_of(checkpoints(family))).max() > 100 * TOLERANCE
 
 
 # --- spellings --------------------------------------------------------------------------------

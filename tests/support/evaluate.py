@@ -1,5 +1,6 @@
 """A checkpoint directory to an evaluator in one call, for tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,13 @@ def source_module(
     return build_graph(spec, request, reader), reader
 
 
-def stepper(
-    path: Path, scheme: str = "fp32", *, scramble: int | None = 1, **options: Any
-) -> Stepper:
+def stepper(path: Path, scheme: str = "fp32", **options: Any) -> Stepper:
     """The checkpoint behind a pool of scrambled pages."""
+    return steppers(path, scheme, **options)()
+
+
+def steppers(path: Path, scheme: str = "fp32", **options: Any) -> Callable[[], Stepper]:
+    """Gives steppers of a checkpoint that is read once, each with a pool of its own."""
     module, reader = source_module(path, scheme, **options)
     run = Evaluator(module, reader).run
-    return Stepper(run, module.kv, scramble=scramble, limits=module.limits)
+    return lambda: Stepper(run, module.kv, scramble=1, limits=module.limits)

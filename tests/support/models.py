@@ -6,6 +6,7 @@ starts them at zero and one, which hides a forgotten one).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -712,15 +713,48 @@ def transformers_model(path: Path, dtype: str = "float32") -> Any:
     return model.eval()
 
 
+@lru_cache(maxsize=1)
+def _model_as_it_is(path: Path, dtype: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+    return transformers_model(path, dtype)
+
+
+def _oracle(path: Path, dtype: str = "float32") -> Any:
+    """As `transformers_model`, which nobody changes; read once for calls that follow each other."""
+    files = sorted((one.name, one.stat()) for one in path.iterdir())
+    return _model_as_it_is(
+        path, dtype, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+    )
+
+
 def transformers_logits(
     path: Path, ids: Sequence[int], dtype: str = "float32"
 ) -> NDArray[np.float32]:
     """Logits [len(ids), vocab] of one sequence."""
-    model = transformers_model(path, dtype)
+    model = _oracle(path, dtype)
     with torch.no_grad():
         logits = model(torch.tensor([list(ids)])).logits[0]
     result: NDArray[np.float32] = logits.float().numpy()
     return result
+
+
+def transformers_choices(path: Path, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The most likely token after `ids` and each beginning of `tokens`, as many as `tokens`.
+
+    They equal `tokens` if and only if these are the greedy continuation of `ids`; this takes one
+    forward pass, two where longrope changes its factors, and not one a token.
+    """
+    model = _oracle(path)
+    switch = getattr(model.config, "original_max_position_embeddings", None)
+    whole = [*ids, *tokens][:-1]
+    ends = [len(whole)]
+    if switch is not None and len(ids) <= switch < len(whole):
+        ends.insert(0, switch)
+    found: list[int] = []
+    with torch.no_grad():
+        for end in ends:
+            logits = model(torch.tensor([whole[:end]])).logits[0]
+            found += logits[len(ids) - 1 + len(found) :].argmax(-1).tolist()
+    return found
 
 
 def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
@@ -728,7 +762,7 @@ def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
 
     Where longrope changes its factors the cache is dropped, as Phi3's `generate` does.
     """
-    model = transformers_model(path)
+    model = _oracle(path)
     switch = getattr(model.config, "original_max_position_embeddings", None)
     tokens = torch.tensor([list(ids)])
     cache = None

@@ -168,13 +168,31 @@ class Stepper:
         self, prompt: Sequence[int], n: int, chunk: int = 1 << 30, name: str = "a"
     ) -> list[int]:
         """The `n` most likely tokens after `prompt`, one by one."""
-        found = [int(self.prefill(prompt, chunk, name)[-1].argmax())]
-        while len(found) < n:
-            length, limits = len(prompt) + len(found), self._limits
-            if limits and limits.position_offset(length) != limits.position_offset(length - 1):
-                self._pages.restart(name)
-                logits = self.prefill([*prompt, *found], chunk, name)
-            else:
-                logits = self.step({name: [found[-1]]})[name]
-            found.append(int(logits[-1].argmax()))
+        return self.greedy_together({name: prompt}, n, chunk)[name]
+
+    def greedy_together(
+        self, prompts: Mapping[str, Sequence[int]], n: int, chunk: int = 1 << 30
+    ) -> dict[str, list[int]]:
+        """As `greedy`, of several sequences that decode in the same steps."""
+        found = {
+            name: [int(self.prefill(prompt, chunk, name)[-1].argmax())]
+            for name, prompt in prompts.items()
+        }
+        for _ in range(1, n):
+            logits: dict[str, NDArray[np.float32]] = {}
+            for name, prompt in prompts.items():
+                if self._is_switched(len(prompt) + len(found[name])):
+                    self._pages.restart(name)
+                    logits[name] = self.prefill([*prompt, *found[name]], chunk, name)
+            decoding = {name: [own[-1]] for name, own in found.items() if name not in logits}
+            logits |= self.step(decoding) if decoding else {}
+            for name, own in found.items():
+                own.append(int(logits[name][-1].argmax()))
         return found
+
+    def _is_switched(self, length: int) -> bool:
+        """Whether the token that makes a sequence this long changes the rows of its positions."""
+        limits = self._limits
+        return limits is not None and (
+            limits.position_offset(length) != limits.position_offset(length - 1)
+        )
