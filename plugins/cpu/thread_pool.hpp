@@ -56,16 +56,8 @@ class ThreadPool {
       return;
     }
     using Plain = std::remove_reference_t<Body>;
-    call_ = [](void* closure, std::int64_t part, int thread) { (*static_cast<Plain*>(closure))(part, thread); };
-    closure_ = const_cast<void*>(static_cast<const void*>(&body));
-    unfinished_.store(parts, std::memory_order_relaxed);
-    const std::uint64_t round = (unclaimed_.load(std::memory_order_relaxed) & ~kCountMask) + kCountMask + 1;
-    parts_ = parts;
-    unclaimed_.store(round | static_cast<std::uint64_t>(parts), std::memory_order_release);
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
-    drain(0);
-    await([&] { return unfinished_.load(std::memory_order_acquire) == 0; }, [] { sched_yield(); });
+    share([](void* closure, std::int64_t part, int thread) { (*static_cast<Plain*>(closure))(part, thread); },
+          const_cast<void*>(static_cast<const void*>(&body)), parts);
   }
 
   // Calls task(i) once for each i in [0, size()): i may index scratch memory.
@@ -83,17 +75,27 @@ class ThreadPool {
       if (count > 0) body(std::int64_t{0}, count, 0);
       return;
     }
-    const std::int64_t round = std::int64_t{kPartsPerRound} * size_, parts = round * kRounds;
-    const bool is_fine = grains >= parts;
-    for_each(is_fine ? parts : grains < round ? grains : round, [&](std::int64_t part, int thread) {
-      const std::int64_t some = grains < round ? grains : round;
-      const std::int64_t begin = is_fine ? boundary(grains, part, round) : grains * part / some;
-      const std::int64_t end = is_fine ? boundary(grains, part + 1, round) : grains * (part + 1) / some;
-      body(begin * grain, end * grain < count ? end * grain : count, thread);
-    });
+    const Cuts cuts(count, grain, grains, size_);
+    for_each(cuts.parts(), [&](std::int64_t part, int thread) { body(cuts.at(part), cuts.at(part + 1), thread); });
   }
 
  private:
+  using Call = void (*)(void* closure, std::int64_t part, int thread);
+
+  // What for_each does with several threads; once for all bodies, each of which is a type.
+  [[gnu::noinline]] void share(Call call, void* closure, std::int64_t parts) {
+    call_ = call;
+    closure_ = closure;
+    unfinished_.store(parts, std::memory_order_relaxed);
+    const std::uint64_t round = (unclaimed_.load(std::memory_order_relaxed) & ~kCountMask) + kCountMask + 1;
+    parts_ = parts;
+    unclaimed_.store(round | static_cast<std::uint64_t>(parts), std::memory_order_release);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    drain(0);
+    await([&] { return unfinished_.load(std::memory_order_acquire) == 0; }, [] { sched_yield(); });
+  }
+
   void stop() {
     stop_.store(true, std::memory_order_relaxed);
     generation_.fetch_add(1, std::memory_order_release);
@@ -114,12 +116,31 @@ class ThreadPool {
   static constexpr int kPartsPerRound = 2;  // and thread
   static constexpr int kRounds = 4;
 
-  // Where part number `part` begins, of all rounds of `round` parts.
-  static std::int64_t boundary(std::int64_t grains, std::int64_t part, std::int64_t round) {
-    constexpr std::int64_t kStart[] = {0, 4, 6, 7, 8}, kShare[] = {4, 2, 1, 1, 0};  // eighths
-    const std::int64_t number = part / round;
-    return grains * (kStart[number] * round + kShare[number] * (part % round)) / (8 * round);
-  }
+  // Where parallel_for cuts [0, count) into parts.
+  class Cuts {
+   public:
+    Cuts(std::int64_t count, std::int64_t grain, std::int64_t grains, int threads)
+        : count_(count), grain_(grain), grains_(grains), round_(std::int64_t{kPartsPerRound} * threads) {}
+
+    std::int64_t parts() const { return is_fine() ? round_ * kRounds : grains_ < round_ ? grains_ : round_; }
+
+    // Where part number `part` begins, and the one before it ends.
+    std::int64_t at(std::int64_t part) const {
+      const std::int64_t begin = (is_fine() ? in_rounds(part) : grains_ * part / parts()) * grain_;
+      return begin < count_ ? begin : count_;
+    }
+
+   private:
+    bool is_fine() const { return grains_ >= round_ * kRounds; }
+
+    std::int64_t in_rounds(std::int64_t part) const {
+      constexpr std::int64_t kStart[] = {0, 4, 6, 7, 8}, kShare[] = {4, 2, 1, 1, 0};  // eighths
+      const std::int64_t number = part / round_;
+      return grains_ * (kStart[number] * round_ + kShare[number] * (part % round_)) / (8 * round_);
+    }
+
+    std::int64_t count_, grain_, grains_, round_;
+  };
 
   static constexpr std::uint64_t kCountMask = 0xffffffffu;
   // Longer than what the host does between two steps of a few sequences.
@@ -181,7 +202,7 @@ class ThreadPool {
   alignas(64) std::atomic<std::int64_t> unfinished_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};
   std::atomic<bool> stop_{false};
-  void (*call_)(void*, std::int64_t, int) = nullptr;
+  Call call_ = nullptr;
   void* closure_ = nullptr;
   std::int64_t parts_ = 0;
   std::vector<std::thread> workers_;  // last: they use everything above
