@@ -20,7 +20,7 @@ def tiny_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     def engine_of(family: str) -> tuple[Path, Path]:
         directory = tmp_path_factory.mktemp(family)
         checkpoint = tiny_checkpoint(family, directory)
-        build_tiny(checkpoint, directory / "engine")
+        build_tiny(checkpoint, directory / "engine", optimization="-O0")
         return checkpoint, directory / "engine"
 
     return engine_of
