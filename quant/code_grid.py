@@ -1,6 +1,9 @@
 """The numbers that 4-bit codes stand for, and the scales that their groups may have."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 
@@ -23,12 +26,24 @@ class CodeGrid:
     """Scales are those of plugins/iq4.py; else bf16."""
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest number of each value, in f32."""
+        """The nearest number of each value, in f32; the last one of NaN."""
         first, last = self.numbers[0], self.numbers[-1]
         if last - first + 1 == len(self.numbers):
             return values.round().clamp_(first, last)
-        numbers = torch.tensor(self.numbers, dtype=torch.float32, device=values.device)
-        return numbers[torch.bucketize(values, (numbers[1:] + numbers[:-1]) / 2)]
+        # A table of halves takes an eighth of the time of torch.bucketize.
+        nearest = self._nearest.to(values.device)
+        halves = (values * 2).ceil_().nan_to_num_(2 * last).clamp_(2 * first, 2 * last)
+        index = halves.sub_(2 * first).to(torch.int32)
+        return nearest.index_select(0, index.flatten()).view(values.shape)
+
+    @cached_property
+    def _nearest(self) -> torch.Tensor:
+        """Of every multiple of a half from the first number to the last, the nearest number; of one
+        halfway between two, which only such can be, the lower."""
+        halfway = [low + high for low, high in pairwise(self.numbers)]
+        halves = range(2 * self.numbers[0], 2 * self.numbers[-1] + 1)
+        found = [self.numbers[bisect_left(halfway, half)] for half in halves]
+        return torch.tensor(found, dtype=torch.float32)
 
     def scale_unit(self, widest: torch.Tensor, *, by_row: bool = False) -> torch.Tensor:
         """What scales are multiples of, f32, `widest` [N, G, 1] being those before the search: one
