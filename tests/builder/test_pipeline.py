@@ -21,7 +21,7 @@ import pytest
 import safetensors.torch
 from rich.console import Console
 
-from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
+from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
 from tests.support.engines import build_tiny, config_dict
 from tests.support.models import VOCAB_SIZE, tiny_checkpoint
 from tests.support.recipes import in_turn, write_recipe
@@ -49,6 +49,7 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
+from trtc.quant.calibration_text import CALIBRATION_TEXT
 from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.site_format import FORMATS, TABLE_FORMATS, TableFormats
 from trtc.runtime.engine.canary import compare, why_too_few
@@ -58,6 +59,8 @@ from trtc.runtime.integrity.verify import verify_files
 BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "iq4", "fp8", "int8")
 """A recipe of MODEL."""
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
+QUICK = CpuTarget(TARGET.isas, optimization="-O0")
+"""For models that take longer to compile than to run."""
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 
 
@@ -65,6 +68,15 @@ MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
     (path / "generation_config.json").write_text('{"eos_token_id": 2, "repetition_penalty": 1.1}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def calib(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of the text that ships with trtc: little more than the least that there may be.
+    A calibration takes its time for each token."""
+    path = tmp_path_factory.mktemp("calib") / "short.txt"
+    path.write_text(CALIBRATION_TEXT.read_text()[:14_000])
     return path
 
 
@@ -101,7 +113,9 @@ def test_a_measured_build_of_a_real_model(tmp_path: Path) -> None:
     """fp8 through calibration, judged by its own engine; every file matches the manifest."""
     messages: list[str] = []
     result = build(
-        request_of(MODEL, tmp_path / "engine", dtype="fp8", max_kl=0.5, max_seq_len=256),
+        request_of(
+            MODEL, tmp_path / "engine", dtype="fp8", max_kl=0.5, max_seq_len=256, eval_tokens=1024
+        ),
         probe=Probe(1),
         progress=messages.append,
         target=TARGET,
@@ -140,7 +154,7 @@ def test_accuracy_on_a_text_of_the_user(checkpoint: Path, tmp_path: Path) -> Non
     rows = np.random.default_rng(1).integers(3, VOCAB_SIZE, (60, 10))
     text.write_text("\n".join(json.dumps({"token_ids": row.tolist()}) for row in rows))
     request = request_of(checkpoint, tmp_path / "engine", dtype="bf16", eval_text=text)
-    result = build(dataclasses.replace(request, eval_tokens=550), probe=Probe(1), target=TARGET)
+    result = build(dataclasses.replace(request, eval_tokens=550), probe=Probe(1), target=QUICK)
     accuracy = result.manifest.accuracy
     assert accuracy is not None and accuracy.kl is not None
     assert (accuracy.text, accuracy.tokens) == ("mine.jsonl", 545), "five windows predict one less"
@@ -150,8 +164,10 @@ def test_accuracy_on_a_text_of_the_user(checkpoint: Path, tmp_path: Path) -> Non
         build(dataclasses.replace(request, eval_tokens=700, force=True), probe=Probe(1))
 
 
-def test_keeping_the_noisiest_linear_lowers_the_divergence(tmp_path: Path) -> None:
-    request = request_of(MODEL, tmp_path / "all", dtype="fp8", max_seq_len=256, eval_tokens=1024)
+def test_keeping_the_noisiest_linear_lowers_the_divergence(calib: Path, tmp_path: Path) -> None:
+    request = request_of(
+        MODEL, tmp_path / "all", dtype="fp8", calib=calib, max_seq_len=256, eval_tokens=1024
+    )
     before = build(request, probe=Probe(1), target=TARGET).manifest
     assert before.accuracy is not None and before.accuracy.kl is not None
     worst = min(before.accuracy.layers, key=lambda error: error.sqnr_db).layer
@@ -183,9 +199,10 @@ def test_keeping_one_expert_keeps_those_of_its_layer(
             dtype=scheme,
             calib=calibration_ids(tmp_path / "ids.jsonl"),
             keep=("*layers.1.*experts.2.*=bf16",),
+            eval_tokens=512,
         ),
         probe=Probe(1),
-        target=TARGET,
+        target=QUICK,
     )
     kept = result.manifest.scheme.kept
     assert len(kept) == 3 * experts, kept
@@ -198,7 +215,7 @@ def test_keeping_one_expert_keeps_those_of_its_layer(
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+def mixed(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     """Of a recipe written by hand."""
     directory = tmp_path_factory.mktemp("mixed")
     return build(
@@ -206,6 +223,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
             MODEL,
             directory / "engine",
             recipe=write_recipe(directory / "by-hand.json", BY_HAND),
+            calib=calib,
             max_seq_len=256,
             eval_tokens=1024,
             max_kl=0.5,
@@ -250,9 +268,11 @@ def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
     assert "int4_g128 2, int8 1, int8_g128 2, iq4 1 sites" in lines.getvalue()
 
 
-def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(tmp_path: Path) -> None:
+def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(calib: Path, tmp_path: Path) -> None:
     steps: list[str] = []
-    request = request_of(MODEL, tmp_path / "engine", max_kl=0.1, max_seq_len=256, eval_tokens=512)
+    request = request_of(
+        MODEL, tmp_path / "engine", max_kl=0.1, calib=calib, max_seq_len=256, eval_tokens=512
+    )
     result = build(
         request, probe=Probe(1), target=TARGET, progress=lambda step: steps.append(str(step))
     )
@@ -277,12 +297,14 @@ def test_targets_without_recipes_refuse_them_by_name(name: str) -> None:
 
 
 def test_recipes_are_built_until_one_keeps_to_the_divergence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = FormatRecipe({site: FORMATS[name] for site, name in BY_HAND.items()})
     found = (FoundRecipe(recipe, ()), FoundRecipe(FormatRecipe({}), ()))
     monkeypatch.setattr(pipeline, "find_recipes", lambda *args, **options: found)
-    request = request_of(MODEL, tmp_path / "engine", max_kl=0.01, max_seq_len=256, eval_tokens=512)
+    request = request_of(
+        MODEL, tmp_path / "engine", max_kl=0.01, calib=calib, max_seq_len=256, eval_tokens=512
+    )
     result = build(request, probe=Probe(1), target=TARGET)
     assert result.manifest.scheme.name == "bf16" and not result.manifest.scheme.formats
     assert not (result.path / RECIPE_FILE).exists()
@@ -327,7 +349,10 @@ def test_what_cannot_be_kept_is_refused(
 
 
 def test_an_engine_too_far_from_the_original_is_not_left(tmp_path: Path) -> None:
-    request = request_of(MODEL, tmp_path / "engine", dtype="bf16", max_kl=1e-9)
+    # As another test has it compiled.
+    request = request_of(
+        MODEL, tmp_path / "engine", dtype="bf16", max_kl=1e-9, max_seq_len=256, eval_tokens=512
+    )
     with pytest.raises(AccuracyError, match=r"nats a token.*--max-kl|--max-kl.*nats a token"):
         build(request, probe=Probe(1), target=TARGET)
     assert list(tmp_path.iterdir()) == []
@@ -385,7 +410,7 @@ def test_dummy_weights_need_a_config_only(tmp_path: Path) -> None:
     for dtype in ("bf16", "int4_awq"):
         output = tmp_path / dtype
         request = request_of(model, output, dtype=dtype, dummy_weights=True)
-        result = build(dataclasses.replace(request), probe=Probe(1), target=TARGET)
+        result = build(request, probe=Probe(1), target=QUICK)
         assert result.manifest.dummy_weights and result.manifest.accuracy is None
         assert result.manifest.ledger.weights > 100_000
         assert not (output / "weights.safetensors").exists()
@@ -398,13 +423,22 @@ def test_dummy_weights_need_a_config_only(tmp_path: Path) -> None:
         assert len(set(logits.argmax(axis=1).tolist())) > 3
 
 
-def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_builds_without_being_asked(calib: Path, tmp_path: Path) -> None:
     from trtc.quant.calibrate import quantize_checkpoint
     from trtc.quant.scheme import SCHEMES
 
     quantized = tmp_path / "quantized"
-    quantize_checkpoint(MODEL, SCHEMES["fp8"], "f8e4m3", None, quantized, lambda message: None)
-    request = request_of(quantized, tmp_path / "engine", reference=str(MODEL), max_kl=0.5)
+    quantize_checkpoint(
+        MODEL, SCHEMES["fp8"], "f8e4m3", calib, quantized, lambda message: None, HELDOUT
+    )
+    request = request_of(
+        quantized,
+        tmp_path / "engine",
+        reference=str(MODEL),
+        max_kl=0.5,
+        max_seq_len=256,
+        eval_tokens=512,
+    )
     manifest = build(request, probe=Probe(1), target=TARGET).manifest
     assert manifest.scheme.name == "fp8" and manifest.scheme.source == "modelopt"
     assert {one.entry.dtype for one in manifest.kv.places} == {"f8e4m3"}
@@ -668,7 +702,9 @@ def test_an_engine_that_overflows_is_refused(tmp_path: Path) -> None:
             raise AssertionError("an engine without accuracy has no canaries")
 
     with pytest.raises(AccuracyError, match="overflows"):
-        build(request_of(MODEL, tmp_path / "engine"), probe=Overflow(), target=TARGET)
+        build(
+            request_of(MODEL, tmp_path / "engine", eval_tokens=512), probe=Overflow(), target=QUICK
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -685,7 +721,7 @@ def test_a_killed_build_leaves_no_engine(tmp_path: Path) -> None:
             time.sleep(0.2)
             os.kill(child.pid, signal.SIGKILL)
         assert not (tmp_path / "engine").exists()
-    build(request_of(MODEL, tmp_path / "engine", dtype="fp32"), target=TARGET)
+    build(request_of(MODEL, tmp_path / "engine", dtype="fp32"), target=QUICK)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
 
 
