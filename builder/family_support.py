@@ -1,7 +1,8 @@
 """The families that trtc builds: parts, targets and schemes of each."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
@@ -24,6 +25,8 @@ TARGETS_SHOWN: Mapping[str, str] = {
 }
 """Kind -> one that has every scheme which the kind has."""
 _MAX_SEQ_LEN = 64
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
+"""In the names of tensors; experts' too, all of which are alike."""
 EXAMPLE: Mapping[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -78,13 +81,22 @@ def family_rows() -> tuple[FamilyRow, ...]:
 
 
 def _row(spec: DecoderSpec) -> FamilyRow:
-    graphs = {name for name in SCHEMES_BUILT if _has_graph(spec, name)}
+    short = _with_every_kind_of_layer(spec)
+    graphs = {name for name in SCHEMES_BUILT if _has_graph(short, name)}
     targets = {
         kind: tuple(name for name in SCHEMES_BUILT if name in graphs and _takes(target, spec, name))
         for kind, target in TARGETS_SHOWN.items()
     }
     built = {kind: schemes for kind, schemes in targets.items() if schemes}
     return FamilyRow(spec.architecture, spec.family, features(spec), built)
+
+
+def _with_every_kind_of_layer(spec: DecoderSpec) -> DecoderSpec:
+    """The model up to the last layer that differs from all before it by more than its number: what
+    a scheme cannot hold is among these, and a graph takes its time for each layer."""
+    kinds = [_LAYER_NUMBER.sub(".#.", repr(layer)) for layer in spec.layers]
+    last = max(kinds.index(kind) for kind in kinds)
+    return replace(spec, layers=spec.layers[: last + 1])
 
 
 def _takes(name: str, spec: DecoderSpec, scheme: str) -> bool:
