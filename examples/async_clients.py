@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from examples.support import MODEL, PROMPT, serving
+from examples.support import PROMPT, chosen_model, serving
 from trtc import AsyncClient, build
 
 
@@ -26,9 +26,10 @@ async def ask(address: str) -> None:
 
 
 def main() -> None:
+    model = chosen_model()
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine"
-        build(model=str(MODEL), dtype="bf16", target="cpu", output=engine)
+        build(model=str(model), dtype="bf16", target="cpu", output=engine)
         with serving(engine) as address:
             asyncio.run(ask(address))
 

@@ -3,14 +3,15 @@
 import tempfile
 from pathlib import Path
 
-from examples.support import MODEL, PROMPT
+from examples.support import PROMPT, chosen_model
 from trtc import build, open_engine
 
 
 def main() -> None:
+    model = chosen_model()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "engine"
-        result = build(model=str(MODEL), dtype="fp8", target="cpu", output=output)
+        result = build(model=str(model), dtype="fp8", target="cpu", output=output)
         accuracy = result.manifest.accuracy
         if accuracy is not None:
             print(f"KL to the unquantised model {accuracy.kl:.4f}, top-1 {accuracy.top1:.1%}")

@@ -3,13 +3,15 @@
 import tempfile
 from pathlib import Path
 
-from examples.support import MODEL, PROMPT, serving, trtc
+from examples.support import PROMPT, chosen_model, serving, trtc
 
 
 def main() -> None:
+    model = chosen_model()
+    if model.is_relative_to(Path.cwd()):
+        model = model.relative_to(Path.cwd())
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine"
-        model = MODEL.relative_to(Path.cwd()) if MODEL.is_relative_to(Path.cwd()) else MODEL
         trtc("build", "--model", model, "--dtype", "fp8", "--target", "cpu", "--output", engine)
         trtc("inspect", engine)
         with serving(engine) as address:

@@ -3,14 +3,15 @@
 import tempfile
 from pathlib import Path
 
-from examples.support import MODEL, PROMPT, trtc
+from examples.support import PROMPT, chosen_model, trtc
 
 
 def main() -> None:
+    model = chosen_model()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, engine = Path(folder) / "pyllama-int4", Path(folder) / "engine"
-        trtc("quantize", "--model", MODEL, "--dtype", "int4", "--output", checkpoint)
-        trtc("build", "--model", checkpoint, "--reference", MODEL, "--output", engine)
+        checkpoint, engine = Path(folder) / f"{model.name}-int4", Path(folder) / "engine"
+        trtc("quantize", "--model", model, "--dtype", "int4", "--output", checkpoint)
+        trtc("build", "--model", checkpoint, "--reference", model, "--output", engine)
         trtc("generate", engine, "--prompt", PROMPT, "--max-tokens", "32", "--temperature", "0")
 
 

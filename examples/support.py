@@ -1,5 +1,6 @@
 """What the examples share: where the bundled model is, and a server for as long as one needs it."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -9,6 +10,14 @@ from pathlib import Path
 
 MODEL = Path(__file__).parent / "models" / "pyllama"
 PROMPT = "import os\n\ndef "
+
+
+def chosen_model() -> Path:
+    """The command line's `--model`; the bundled one by default."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, default=MODEL, help="a checkpoint's directory")
+    chosen: Path = parser.parse_args().model
+    return chosen
 
 
 def trtc(*arguments: str | Path) -> None:
