@@ -33,16 +33,18 @@ def runtime_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and what it depends on, nothing else."""
     home = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(home, {**os.environ, "PYTHONPATH": ""})
-    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     python = home / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=home)
+    # Of all that is installed, few modules are imported: these are compiled then.
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=home)
     return python
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("engine") / "pyllama"
-    build(MODEL, path, dtype="bf16", target="cpu")
+    path = tmp_path_factory.mktemp("engine") / "draft"
+    build(MODEL.parent / "pyllama-draft", path, dtype="bf16", target="cpu", eval_tokens=512)
     return path
 
 
