@@ -23,11 +23,13 @@ def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[F
     """
     from trtc.quant.layer_source import LayeredModel
     from trtc.quant.layerwise import logits_after, open_stream, run_layers
+    from trtc.quant.wide_linears import wide_linears
 
     source = LayeredModel(model_dir, reference_dtype(model_dir))
     with on_best_device(source):
         # Each alone: how many are computed at once changes the last bits.
         stream = open_stream(source.model, sequences, wide=False, batch=1)
-        run_layers(source, stream)
+        with wide_linears():
+            run_layers(source, stream)
         for ids, batch in zip(sequences, stream, strict=True):
             yield logits_after(source.model, ids, batch.hidden).float().cpu().numpy()
