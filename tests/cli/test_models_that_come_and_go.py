@@ -8,12 +8,14 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.engines import build_tiny
+from tests.support.models import tiny_checkpoint
 from tests.support.servers import TOKENIZER
 from tests.support.serving import Serving
 from trtc import open_engine
@@ -38,6 +40,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     build_tiny(TOKENIZER, root / "first", "bf16", **limits)
     build_tiny(TOKENIZER.parent / "pyllama-draft", root / "second", "bf16", **limits)
     return {name: root / name for name in ("first", "second")}
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine whose cache takes 16 kB a token: few tokens fill a pool."""
+    root = tmp_path_factory.mktemp("roomy")
+    heads: Any = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    model = tiny_checkpoint("llama", root, "bfloat16", num_hidden_layers=4, **heads)
+    build_tiny(model, root / "engine", "bf16", max_batch_size=8, max_num_tokens=64)
+    return root / "engine"
 
 
 @pytest.fixture
@@ -71,8 +83,8 @@ class Server:
         return len(list(Path(f"/proc/{self.serving.process.pid}/fd").iterdir()))
 
 
-@pytest.fixture
-def server(models: Path) -> Iterator[Server]:
+@contextmanager
+def serving(models: Path) -> Iterator[Server]:
     one = Server(models, "--explicit", "--load", "a", "--kv-bytes", "100000000")
     try:
         yield one
@@ -80,6 +92,27 @@ def server(models: Path) -> Iterator[Server]:
         assert one.serving.stop() == 0
     finally:
         one.serving.process.kill()
+
+
+@pytest.fixture
+def server(models: Path) -> Iterator[Server]:
+    with serving(models) as one:
+        yield one
+
+
+@pytest.fixture
+def roomy_server(roomy: Path, tmp_path: Path) -> Iterator[Server]:
+    """Of the engine with a large cache, as `a`."""
+    shutil.copytree(roomy, tmp_path / "roomy" / "a" / "1")
+    with serving(tmp_path / "roomy") as one:
+        yield one
+
+
+def fill_pool(client: Client, number: int) -> None:
+    """Prompts of 100 tokens, none of which begins as another does."""
+    for one in range(number):
+        prompt = [(one * 7 + at * 3) % 150 + 3 for at in range(100)]
+        client.generate(prompt, model="a", max_tokens=2, temperature=0.0, ignore_eos=True).result()
 
 
 def tokens(engine: Path, number: int) -> list[int]:
@@ -110,20 +143,14 @@ def test_streams_end_on_their_version_while_new_requests_get_the_next(
     assert f"a/2/{WEIGHTS_FILE}" in server.mapped()
 
 
-def test_memory_and_files_of_models_that_go_are_given_back(server: Server) -> None:
+def test_memory_and_files_of_models_that_go_are_given_back(roomy_server: Server) -> None:
     """Of a pool of 100 MB, more than half is used before the model goes."""
-    wanted: Any = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
-
-    def fill_pool(model: str) -> None:
-        with Client(f"127.0.0.1:{server.grpc_port}") as client:
-            for number in range(40):
-                prompt = [(number * 7 + at * 3) % 500 + 3 for at in range(500)]
-                client.generate(prompt, model=model, **wanted).result()
-
+    server = roomy_server
     marks: list[tuple[int, int]] = []
     for at in range(NUM_ROUNDS):
         if at % 10 == 1:
-            fill_pool("a")
+            with Client(f"127.0.0.1:{server.grpc_port}") as client:
+                fill_pool(client, 40)
             loaded = server.anonymous_bytes()
         server.client.unload_model("a")
         assert server.is_gone("a")
@@ -166,14 +193,13 @@ def order(server: Server, path: str) -> Any:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_model_that_sleeps_gives_memory_back_and_wakes_with_its_tokens(
-    level: int, server: Server, engines: dict[str, Path]
+    level: int, roomy_server: Server, roomy: Path
 ) -> None:
-    wanted: Any = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
-    expected = tokens(engines["first"], 100)
+    server = roomy_server
+    wanted: Any = {"max_tokens": 25, "temperature": 0.0, "ignore_eos": True}
+    expected = tokens(roomy, 25)
     with Client(f"127.0.0.1:{server.grpc_port}") as client:
-        for number in range(30):  # fill the pool
-            prompt = [(number * 7 + at * 3) % 500 + 3 for at in range(500)]
-            client.generate(prompt, max_tokens=2).result()
+        fill_pool(client, 30)
         assert list(client.generate(PROMPT, **wanted).result().token_ids) == expected
         awake = server.anonymous_bytes()
         (slept,) = order(server, f"/sleep?level={level}")["slept"]
