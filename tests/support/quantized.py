@@ -1,7 +1,7 @@
 """Quantised checkpoints by the documented layout of each format, and canonical tensors read back.
 
-The writers share no code with trtc.quant: bits are placed one by one, as each format's own
-documentation says, and every writer also gives the weights that its tensors stand for.
+The writers share no code with trtc.quant: each place of a word is filled by itself, as the format's
+own documentation says, and every writer also gives the weights that its tensors stand for.
 """
 
 from collections.abc import Mapping
@@ -99,10 +99,8 @@ def awq_linear(
 
 def _awq_words(codes: Array) -> Array:
     words = np.zeros((codes.shape[0], codes.shape[1] // 8), np.uint32)
-    for row in range(words.shape[0]):
-        for word in range(words.shape[1]):
-            for nibble, column in enumerate(AWQ_COLUMN_OF_NIBBLE):
-                words[row, word] |= np.uint32(int(codes[row, 8 * word + column]) << (4 * nibble))
+    for nibble, column in enumerate(AWQ_COLUMN_OF_NIBBLE):
+        words |= codes[:, column::8].astype(np.uint32) << np.uint32(4 * nibble)
     return words.view(np.int32)
 
 
@@ -144,10 +142,9 @@ def _words_down(codes: Array, bits: int) -> Array:
     """Words packed along the first axis, lowest bits first."""
     per_word = 32 // bits
     words = np.zeros((codes.shape[0] // per_word, codes.shape[1]), np.uint32)
-    for row in range(codes.shape[0]):
-        for column in range(codes.shape[1]):
-            code = int(codes[row, column]) % (1 << bits)
-            words[row // per_word, column] |= np.uint32(code << (bits * (row % per_word)))
+    for place in range(per_word):
+        own = (codes[place::per_word] % (1 << bits)).astype(np.uint32)
+        words |= own << np.uint32(bits * place)
     return words.view(np.int32)
 
 
