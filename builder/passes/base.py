@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trtc.builder.module import Module
 from trtc.builder.passes.invariants import check_module
@@ -27,6 +27,15 @@ class Pass(Protocol):
     def __call__(self, module: Module) -> tuple[Module, bool]: ...
 
 
+@runtime_checkable
+class InPlace(Pass, Protocol):
+    """A pass that rewrites an open module, which one after another share."""
+
+    def apply(self, rewriter: Rewriter) -> bool:
+        """Rewrites in place and says whether it did anything."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rewrite:
     """A pass made of one function over an open module."""
@@ -37,8 +46,15 @@ class Rewrite:
     requires: frozenset[str] = frozenset()
 
     def __call__(self, module: Module) -> tuple[Module, bool]:
-        rewriter = Rewriter(module)
-        return (rewriter.module(), True) if self.apply(rewriter) else (module, False)
+        return rewritten(self, module, Rewriter(module))
+
+
+def rewritten(step: InPlace, module: Module, rewriter: Rewriter) -> tuple[Module, bool]:
+    """What a pass makes of `module`, which `rewriter` has open and then has the result of."""
+    changed = step.apply(rewriter)
+    result = rewriter.module() if changed else module
+    rewriter.begin(result)
+    return result, changed
 
 
 def run_passes(
@@ -57,14 +73,20 @@ def run_passes(
     check_module(module)
     done: list[str] = []
     changed = False
+    rewriter: Rewriter | None = None
     for step in passes:
         missing = sorted(step.requires - set(done))
         if missing:
             raise _failure(step, done, f"it requires {', '.join(missing)}")
         before = module
         try:
-            module, rewritten = step(before)
-            if rewritten:
+            if isinstance(step, InPlace):
+                rewriter = rewriter or Rewriter(before)
+                module, did_change = rewritten(step, before, rewriter)
+            else:
+                module, did_change = step(before)
+                rewriter = None if did_change else rewriter
+            if did_change:
                 check_module(module)
                 if verify is not None:
                     verify(before, module)
@@ -72,7 +94,7 @@ def run_passes(
             raise
         except Exception as error:
             raise _failure(step, done, str(error) or type(error).__name__) from error
-        changed = changed or rewritten
+        changed = changed or did_change
         done.append(step.name)
     return module, changed
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trtc.builder.module import Module
+from trtc.builder.passes.base import rewritten
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import GroupCodes, GroupScales, Iq4Codes, Iq4Scales
@@ -27,9 +28,10 @@ class QuantizeTables:
     requires: frozenset[str] = frozenset({"lower_linears", "lower_embedding"})
 
     def __call__(self, module: Module) -> tuple[Module, bool]:
-        rewriter = Rewriter(module)
-        changed = self._narrow_head(rewriter) | self._narrow_lookups(rewriter)
-        return (rewriter.module(), True) if changed else (module, False)
+        return rewritten(self, module, Rewriter(module))
+
+    def apply(self, rewriter: Rewriter) -> bool:
+        return self._narrow_head(rewriter) | self._narrow_lookups(rewriter)
 
     def _narrow_head(self, rewriter: Rewriter) -> bool:
         to, changed = self.formats.lm_head, False

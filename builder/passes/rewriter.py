@@ -41,17 +41,22 @@ class Rewriter:
     """Finds, adds and replaces nodes; `module()` drops what became unused and exports.
 
     Tensors and nodes are graphsurgeon's, and weights are its Constants with lazy values. The
-    module given is only read.
+    module given is only read. After `begin` it goes on with what `module()` gave: opening a large
+    module takes longer than most rewrites.
     """
 
     def __init__(self, module: Module) -> None:
-        self._module = module
         with _quiet():
             self.graph = gs.import_onnx(module.model)
         # The importer hands out the model's own list, and the exporter appends to it.
         self.graph.import_domains = list(self.graph.import_domains)
-        self.recipes: dict[str, Recipe] = dict(module.recipes)
         self._output_names = {tensor.name for tensor in self.graph.outputs}
+        self.begin(module)
+
+    def begin(self, module: Module) -> None:
+        """Start anew with the module that is open: no recipes and weights but those it has."""
+        self._module = module
+        self.recipes: dict[str, Recipe] = dict(module.recipes)
         self._constants: dict[str, Tensor] = {
             tensor.name: tensor
             for node in self.graph.nodes
@@ -304,7 +309,13 @@ class Rewriter:
 
     def module(self) -> Module:
         """The rewritten module, without what no output needs, in a stable order."""
-        self.graph.nodes = _needed_in_order(self.graph)
+        needed = _needed_in_order(self.graph)
+        kept = set(map(id, needed))
+        for node in self.graph.nodes:
+            if id(node) not in kept:
+                node.inputs.clear()
+                node.outputs.clear()
+        self.graph.nodes = needed
         with _quiet():
             model = gs.export_onnx(self.graph)
         model.metadata_props.extend(self._module.model.metadata_props)

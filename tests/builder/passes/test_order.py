@@ -116,8 +116,14 @@ def test_a_layer_is_as_few_kernels_as_it_can_be(kind: Tiny) -> None:
 
 @pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("int4_awq", experts=4)], ids=str)
 def test_the_same_module_gives_the_same_bytes(kind: Tiny) -> None:
+    """Whether passes share an open module or each opens it for itself."""
     first, second = (lowered(kind)[1].model.SerializeToString(deterministic=True) for _ in range(2))
     assert first == second
+    module, reader = tiny(kind)
+    tables = tables_of(True)
+    for step in cpu_passes(scheme_of(kind), reader, exact_activations=True, tables=tables):
+        module, _ = step(module)
+    assert module.model.SerializeToString(deterministic=True) == first
 
 
 def test_the_given_module_is_not_altered() -> None:
