@@ -140,7 +140,9 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[int, str]]:
         if not line or read > _MAX_CHARACTERS:
             return
         try:
-            text = _UTF8().decode(line, final=len(line) < _MAX_LINE_BYTES)
+            # Of a line that was cut, the last character may be a part.
+            is_whole = len(line) < _MAX_LINE_BYTES
+            text = line.decode() if is_whole else _UTF8().decode(line)
         except UnicodeDecodeError as error:
             raise CalibrationError(
                 f"line {number} is not UTF-8 (byte {error.start + 1} of the line)",
