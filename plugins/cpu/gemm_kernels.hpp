@@ -11,9 +11,6 @@
 
 namespace trtc::gemm {
 
-// Sums that a lambda captures stay in registers only if nothing is called.
-#define TRTC_INLINE_LAMBDA __attribute__((always_inline))
-
 // One kernel call: P panels by a range of K, whole groups of it when sums are scaled by group.
 template <int P>
 struct Step {

@@ -12,6 +12,16 @@
 // never between calls of one build.
 #pragma once
 
+// Sums that a lambda captures stay in registers only if nothing is called. Without optimisation none
+// do, and inlining everything takes the compiler half as long again.
+#ifdef __OPTIMIZE__
+#define TRTC_INLINE [[gnu::always_inline]] inline
+#define TRTC_INLINE_LAMBDA __attribute__((always_inline))
+#else
+#define TRTC_INLINE inline
+#define TRTC_INLINE_LAMBDA
+#endif
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #define TRTC_AVX512 1

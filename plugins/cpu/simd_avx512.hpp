@@ -10,8 +10,6 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-#define TRTC_INLINE [[gnu::always_inline]] inline
-
 namespace trtc::gemm {
 
 struct F32x16 {

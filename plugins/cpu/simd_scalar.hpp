@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#define TRTC_INLINE [[gnu::always_inline]] inline
-
 namespace trtc::gemm {
 
 struct F32x16 {
