@@ -109,20 +109,22 @@ def test_building_twice_gives_the_same_bytes(
     assert not [name for name, content in first.items() if str(tmp_path).encode() in content]
 
 
-def test_a_measured_build_of_a_real_model(tmp_path: Path) -> None:
-    """fp8 through calibration, judged by its own engine; every file matches the manifest."""
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[BuildResult, list[str]]:
+    """Calibrated on the text that ships with trtc; and what its build said."""
     messages: list[str] = []
-    result = build(
-        request_of(
-            MODEL, tmp_path / "engine", dtype="fp8", max_kl=0.5, max_seq_len=256, eval_tokens=1024
-        ),
-        probe=Probe(1),
-        progress=messages.append,
-        target=TARGET,
-    )
-    manifest = read_manifest(tmp_path / "engine")
+    output = tmp_path_factory.mktemp("fp8") / "engine"
+    request = request_of(MODEL, output, dtype="fp8", max_kl=0.5, max_seq_len=256, eval_tokens=1024)
+    result = build(request, probe=Probe(1), progress=messages.append, target=TARGET)
+    return result, messages
+
+
+def test_a_measured_build_of_a_real_model(fp8: tuple[BuildResult, list[str]]) -> None:
+    """fp8 through calibration, judged by its own engine; every file matches the manifest."""
+    result, messages = fp8
+    manifest = read_manifest(result.path)
     assert manifest == result.manifest
-    verify_files(tmp_path / "engine", manifest)
+    verify_files(result.path, manifest)
     assert sorted(manifest.files) == [
         f"engine-{TARGET.isas[0]}.so",
         "graph.onnx",
@@ -144,9 +146,9 @@ def test_a_measured_build_of_a_real_model(tmp_path: Path) -> None:
     assert manifest.canaries
     for canary in manifest.canaries:
         length = len(canary.token_ids)
-        assert Probe(1).greedy(tmp_path / "engine", canary.prompt_ids, length) == canary.token_ids
+        assert Probe(1).greedy(result.path, canary.prompt_ids, length) == canary.token_ids
     assert any("compiling" in message for message in messages)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
+    assert sorted(path.name for path in result.path.parent.iterdir()) == ["engine"]
 
 
 def test_accuracy_on_a_text_of_the_user(checkpoint: Path, tmp_path: Path) -> None:
@@ -164,15 +166,16 @@ def test_accuracy_on_a_text_of_the_user(checkpoint: Path, tmp_path: Path) -> Non
         build(dataclasses.replace(request, eval_tokens=700, force=True), probe=Probe(1))
 
 
-def test_keeping_the_noisiest_linear_lowers_the_divergence(calib: Path, tmp_path: Path) -> None:
-    request = request_of(
-        MODEL, tmp_path / "all", dtype="fp8", calib=calib, max_seq_len=256, eval_tokens=1024
-    )
-    before = build(request, probe=Probe(1), target=TARGET).manifest
+def test_keeping_the_noisiest_linear_lowers_the_divergence(
+    fp8: tuple[BuildResult, list[str]], tmp_path: Path
+) -> None:
+    all_quantised = fp8[0]
+    before = all_quantised.manifest
     assert before.accuracy is not None and before.accuracy.kl is not None
     worst = min(before.accuracy.layers, key=lambda error: error.sqnr_db).layer
-    wanted = dataclasses.replace(request, output=tmp_path / "kept", keep=(f"{worst}=bf16",))
-    after = build(wanted, probe=Probe(1), target=TARGET).manifest
+    kept, keep = tmp_path / "kept", (f"{worst}=bf16",)
+    request = request_of(MODEL, kept, dtype="fp8", keep=keep, max_seq_len=256, eval_tokens=1024)
+    after = build(request, probe=Probe(1), target=TARGET).manifest
     assert worst in after.scheme.kept
     assert after.accuracy is not None and after.accuracy.kl is not None
     assert after.accuracy.kl < 0.98 * before.accuracy.kl
@@ -180,9 +183,11 @@ def test_keeping_the_noisiest_linear_lowers_the_divergence(calib: Path, tmp_path
     assert measured == {e.layer for e in before.accuracy.layers} - set(after.scheme.kept)
     _, _, number, *_, linear = worst.split(".")
     site = linear.removesuffix("_proj")
-    stored = {weight_dtypes(tmp_path / name, f"layers.{number}.", site) for name in ("all", "kept")}
+    stored = {
+        weight_dtypes(engine, f"layers.{number}.", site) for engine in (all_quantised.path, kept)
+    }
     assert stored == {("i8",), ("bf16",)}, stored
-    assert "Kept in bf16" in (tmp_path / "kept" / "report.html").read_text()
+    assert "Kept in bf16" in (kept / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from trtc.cli import main
 from trtc.protos.manifest import read_manifest
 from trtc.protos.plan import read_plan
 
-SMALL = ("--max-batch-size", "2", "--max-num-tokens", "16", "--max-seq-len", "64")
+LIMITS = ("--max-batch-size", "2", "--max-num-tokens", "16", "--max-seq-len", "64")
+SMALL = (*LIMITS, "--eval-tokens", "512")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_a_build_can_print_its_manifest(
 ) -> None:
     status, out, _ = output_of(
         capsys, "build", "--model", checkpoint, "--output", tmp_path / "e", "--dummy-weights",
-        "--json", *SMALL,
+        "--json", *LIMITS,
     )  # fmt: skip
     assert status == 0
     assert out == (tmp_path / "e" / "manifest.json").read_text()
