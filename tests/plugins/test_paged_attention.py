@@ -96,15 +96,17 @@ def test_mixed_batches_agree_with_the_reference(library, name, num_threads):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_chunking_changes_no_bit(library, name):
+    """From the first token on, and where a context grows beyond a span of 512 keys."""
     shape = SHAPES[name]
     (history,) = histories(shape, (600,))
-    (whole,) = run(library, shape, [(history, 600, 600)], num_threads=2)
-    borders = (0, 1, 7, 64, 130, 131, 511, 513, 600)
-    chunks = [
-        run(library, shape, [(history, end - begin, end)])[0]
-        for begin, end in itertools.pairwise(borders)
-    ]
-    assert np.concatenate(chunks).tobytes() == whole.tobytes()
+    for borders in ((0, 1, 7, 64, 130, 131), (500, 501, 511, 513, 600)):
+        first, last = borders[0], borders[-1]
+        (whole,) = run(library, shape, [(history, last - first, last)], num_threads=2)
+        chunks = [
+            run(library, shape, [(history, end - begin, end)])[0]
+            for begin, end in itertools.pairwise(borders)
+        ]
+        assert np.concatenate(chunks).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trtc.plugins
-from tests.support.shared_objects import compile_shared_object
+from tests.support.shared_objects import compile_shared_object, precompiled_header
 from trtc.plugins.cpu.emit import config_struct
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
@@ -227,7 +227,18 @@ def build(source: str, isa: str, optimization: str = "-O0") -> Path:
     """Compile C++ source to a shared object for one instruction set."""
     flags = (*ISAS[isa].compiler_flags, optimization, "-Wall", "-Werror")
     arguments = [*CXX_FLAGS, *flags, f"-I{PLUGINS}"]
+    if optimization == "-O0":
+        # Most libraries are small: reading the headers takes longer than the rest.
+        home = precompiled_header("kernels.hpp", _every_kernel(), arguments, _headers())
+        source = f'#include "kernels.hpp"\n{source}'
+        arguments.append(f"-I{home}")
     return compile_shared_object(source, arguments, _headers())
+
+
+def _every_kernel() -> str:
+    headers = (PLUGINS / "cpu" / "context.hpp", *sorted(PLUGINS.glob("*/cpu.hpp")))
+    lines = [f'#include "{one.relative_to(PLUGINS)}"' for one in headers]
+    return "\n".join(["#include <atomic>", "#include <memory>", *lines, ""])
 
 
 @functools.cache
