@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+_NIBBLE = 4
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column (within eight) that each nibble of an AWQ word holds, lowest nibble first."""
 
@@ -32,12 +33,14 @@ def unpack_words(words: Array, bits: int, axis: int) -> Array:
         words: i32 or u32; `axis` of length n becomes n * 32 / bits.
         bits: 4 or 8.
     """
-    per_word = 32 // bits
-    moved = np.moveaxis(words.view(np.uint32), axis, -1)
-    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    codes = (moved[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    flat = codes.reshape(*moved.shape[:-1], moved.shape[-1] * per_word).astype(np.uint8)
-    return np.ascontiguousarray(np.moveaxis(flat, -1, axis))
+    moved = np.ascontiguousarray(np.moveaxis(words, axis, -1)).astype("<u4", copy=False)
+    codes = moved.view(np.uint8)
+    if bits == _NIBBLE:
+        pairs = codes
+        codes = np.empty((*pairs.shape[:-1], 2 * pairs.shape[-1]), np.uint8)
+        np.bitwise_and(pairs, 15, out=codes[..., 0::2])
+        np.right_shift(pairs, 4, out=codes[..., 1::2])
+    return np.ascontiguousarray(np.moveaxis(codes, -1, axis))
 
 
 def pack_words(codes: Array, bits: int, axis: int) -> Array:
@@ -45,12 +48,11 @@ def pack_words(codes: Array, bits: int, axis: int) -> Array:
 
     The length of `axis` must be a multiple of 32 / bits.
     """
-    per_word = 32 // bits
-    moved = np.moveaxis(codes, axis, -1).astype(np.uint32)
-    assert moved.shape[-1] % per_word == 0, f"{moved.shape[-1]} codes do not fill words"
-    grouped = moved.reshape(*moved.shape[:-1], -1, per_word)
-    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    words = np.bitwise_or.reduce(grouped << shifts, axis=-1).astype(np.uint32)
+    moved = np.moveaxis(codes, axis, -1)
+    assert moved.shape[-1] % (32 // bits) == 0, f"{moved.shape[-1]} codes do not fill words"
+    if bits == _NIBBLE:
+        moved = moved[..., 0::2] | moved[..., 1::2] << np.uint8(4)
+    words = np.ascontiguousarray(moved).view("<u4").astype(np.uint32, copy=False)
     return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
 
 

@@ -100,7 +100,8 @@ class PackedCheckpoint:
             if self._formats[name].weight == "iq4":
                 codes = codes_of(rounded.codes.numpy())
             else:
-                codes = (rounded.codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8).numpy()
+                # Two's complement with an offset, which wraps around.
+                codes = (rounded.codes.view(torch.uint8) + (1 << (bits - 1))).numpy()
             tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, bits, axis=1))
             tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
         self._write(tensors)
