@@ -42,6 +42,7 @@ from tests.support.sampling_oracle import (
 from tests.support.triton_kernels import Work, launches_of, needs_triton
 from trtc.plugins.gemm.mixed_input import lower_mixed_input
 from trtc.plugins.gpu.lowering import DIMS, Launch, Site
+from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.sampling import SamplingParams
@@ -166,18 +167,21 @@ def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> N
     "case",
     [
         Linear("bf16", "i4", HIDDEN, INTERMEDIATE, 128, layout="tiles", out="f32"),
+        Linear("bf16", "i4", HIDDEN, INTERMEDIATE, 16, layout="row_major", out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 32, layout="tiles", bytes=True, out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 16, layout="row_major", bytes=True, out="f32"),
     ],
     ids=str,
 )
 def test_4_bit_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
-    """Each kernel of ours, with as many rows as it takes."""
+    """Each of Triton's kernels, with as many rows as it takes."""
     call = linear_call(rng, case, rows=256)
     aligned = {**call.inputs, "x": np.ascontiguousarray(call.inputs["x"])}
     call = replace(call, inputs=aligned)
     for at, variant in enumerate(lower_mixed_input(site_of(call, "tokens", gpu.sm))):
-        if all(isinstance(launch, Launch) for launch in variant.work):
+        if all(
+            isinstance(one, Launch) and isinstance(one.kernel, KernelSource) for one in variant.work
+        ):
             some = take_rows(call, slice(0, variant.max_rows))
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
@@ -190,6 +194,15 @@ def test_mxfp4_experts_of_a_published_size(
     experts = GPT_OSS | {"limit": 7.0}
     case = Experts("bf16", "f4e2m1", 2880, 2880, 32, e8m0=True, layout="row_major", **experts)
     call = moe_call(rng, case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, 1), (700, 2)])
+@pytest.mark.parametrize("weight", ["i4", "iq4"])
+def test_4_bit_experts_in_groups_of_16(
+    gpu: Gpu, rng: np.random.Generator, weight: str, rows: int, variant: int
+) -> None:
+    call = moe_call(rng, Experts("bf16", weight, 512, 768, 16, layout="row_major"), rows)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 

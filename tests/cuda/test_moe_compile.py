@@ -16,15 +16,16 @@ needs_triton()
 from trtc.plugins.moe import cuda as moe  # noqa: E402
 
 
-def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
+def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
+    """4-bit weights are in tiles, or in rows where their groups are of another size than 128."""
+    group = group or (128 if weight == "i4" else 0)
     names = ["gate_up_scale", "down_scale"] if weight != "bf16" else []
     names += ["gate_up_input_scale", "down_input_scale"] if quant != "none" else []
     return Site(
         dtypes={
             "x": "bf16",
             "router_logits": "f32",
-            "gate_up": weight,
-            "down": weight,
+            **dict.fromkeys(("gate_up", "down"), "u4" if weight == "iq4" else weight),
             "out": "bf16",
             **dict.fromkeys(names, "f32"),
         },
@@ -36,9 +37,9 @@ def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
                 "top_k": 8,
                 "renormalize": 1,
                 "activation": "silu",
-                "group_size": 128 if weight == "i4" else 0,
+                "group_size": group,
                 "weight_dtype": weight,
-                "layout": "tiles" if weight == "i4" else "row_major",
+                "layout": "tiles" if group == 128 else "row_major",
                 "act_quant": quant,
                 "out_dtype": "bf16",
             }
@@ -57,6 +58,13 @@ def test_experts_compile(sm: int) -> None:
     (variant,) = moe.lower(moe_site(sm, "i4"))[-1:]
     entries = [kernel.entry for kernel in compiled(variant, sm)]
     assert entries == ["route", "gather", "gate_up", "down", "combine"]
+
+
+@pytest.mark.parametrize(("weight", "group"), [("i4", 32), ("iq4", 16)])
+def test_experts_in_small_groups_compile_for_wgmma(weight: str, group: int) -> None:
+    (variant,) = moe.lower(moe_site(90, weight, group=group))[-1:]
+    *_, down, _ = compiled(variant, 90)
+    assert "wgmma" in down.ptx.decode()
 
 
 @pytest.mark.parametrize(("weight", "quant"), [("bf16", "none"), ("f8e4m3", "f8e4m3")])

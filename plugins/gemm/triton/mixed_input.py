@@ -108,7 +108,7 @@ def widen_weight(
     column = tl.minimum(n, COLUMNS - 1).to(tl.int64)
     zeros = None
     if weight_zero is not None:
-        zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)
+        zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)[:, None]
     tile = weight_tile(
         weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, tl.bfloat16
     ).to(tl.float32)

@@ -14,8 +14,11 @@ import triton.language as tl
 from trtc.plugins.iq4 import VALUES
 from trtc.protos.errors import UnsupportedError
 
-_MIN_DEPTH = 16
+_MIN_GROUP = 16
 """Channels that one product of the tensor cores sums."""
+_MIN_DEPTH = 32
+"""Channels of a block: with 16, products by `mma` of weights that were narrower than bf16 are wrong
+(Triton 3.6 and 3.7, seen on sm_90)."""
 E2M1_GROUP = tl.constexpr(32)
 """E2M1 weights that share a scale."""
 IQ4_CODES = tl.constexpr(2)
@@ -64,8 +67,8 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
         most: channels that a program may multiply at once.
 
     Raises:
-        UnsupportedError: groups that are too small to be summed apart by the tensor cores, or of
-            E2M1 weights another size than E2M1_GROUP.
+        UnsupportedError: groups of a size that the tensor cores do not sum apart, or of E2M1
+            weights another one than E2M1_GROUP.
     """
     weight, group = attributes["weight_dtype"], int(attributes["group_size"])
     if weight == "f4e2m1" and group != E2M1_GROUP.value:
@@ -84,15 +87,16 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
 
 
 def _depth_block(group_size: int, most: int) -> int:
-    """Channels that are multiplied at once: up to `most`, of one group."""
+    """Channels that are multiplied at once: up to `most`, of one group, or of two small ones."""
     block = math.gcd(group_size, most) if group_size else most
-    if block < _MIN_DEPTH:
+    if block < _MIN_DEPTH and group_size != _MIN_GROUP:
         raise UnsupportedError(
-            f"{group_size} input channels share a scale, and kernels sum at least {_MIN_DEPTH}",
+            f"{group_size} input channels share a scale, and kernels sum {_MIN_GROUP}, or a "
+            f"multiple of {_MIN_DEPTH}",
             field="group_size",
-            remedy=f"Quantise in groups of a multiple of {_MIN_DEPTH} input channels",
+            remedy=f"Quantise in groups of {_MIN_GROUP}, or a multiple of {_MIN_DEPTH}, channels",
         )
-    return block
+    return max(block, _MIN_DEPTH)
 
 
 @triton.jit
@@ -123,7 +127,7 @@ def product(
         x_rows: [BLOCK_M] addresses of rows of x, which are zeros where not `is_row`.
         weight: with weight_scale and weight_zero (or None) [columns, DEPTH] and [columns, groups].
         column: [BLOCK_N] i64, the rows of `weight` that give the columns of the result.
-        GROUP: channels that share a scale, a multiple of BLOCK_K; 0: all of them.
+        GROUP: channels that share a scale, a multiple of BLOCK_K or its half; 0: all of them.
         NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED;
             IQ4_CODES: codes of plugins/iq4.py.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
@@ -135,6 +139,8 @@ def product(
             registers: what nibbles were converted to need not pass through shared memory.
     """
     SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
+    # Groups in a block, whose products are summed apart: x has zeros for the other's channels.
+    PARTS: tl.constexpr = 2 if GROUP > 0 and GROUP < BLOCK_K and not E2M1 else 1
     FIRST: tl.constexpr = BLOCK_N if WEIGHTS_FIRST else BLOCK_M
     SECOND: tl.constexpr = BLOCK_M if WEIGHTS_FIRST else BLOCK_N
     sums = tl.zeros([FIRST, SECOND], SUM)
@@ -144,32 +150,45 @@ def product(
         if DEPTH % BLOCK_K != 0:
             inside = inside & (k < DEPTH)[None, :]
         x_tile = tl.load(x_rows[:, None] + k[None, :], mask=inside, other=0.0).to(OPERAND)
-        zeros = None
-        if weight_zero is not None:
-            zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)
         if E2M1:
             tile = e2m1_tile(weight, weight_scale, column, begin, DEPTH, BLOCK_K, OPERAND)
         else:
+            zeros = None
+            if weight_zero is not None:
+                zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)[:, None]
+                if PARTS > 1:
+                    others = group_values(weight_zero, column, begin + GROUP, DEPTH, GROUP, TILES)
+                    zeros = tl.where((k < begin + GROUP)[None, :], zeros, others[:, None])
             tile = weight_tile(
                 weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND
             )
-        if WEIGHTS_FIRST:
-            first, second = tile, x_tile.T
-        else:
-            first, second = x_tile, tile.T
         if GROUP > 0 and not E2M1:
-            scales = group_scales(weight_scale, column, begin, DEPTH, GROUP, TILES)
-            part = tl.dot(first, second, input_precision="ieee")
-            part *= along(scales, WEIGHTS_FIRST)
-            if x_scales is not None:
-                by_row = tl.load(x_scales + begin // GROUP, mask=is_row, other=0.0)
-                part *= along(by_row, not WEIGHTS_FIRST)
-            sums += part
-        elif not OPERAND.is_fp8e4nv():
-            sums = tl.dot(first, second, sums, input_precision="ieee", out_dtype=SUM)
+            for number in tl.static_range(PARTS):
+                group = begin + number * GROUP
+                x_part = x_tile
+                if PARTS > 1:
+                    is_of_group = (k >= group) & (k < group + GROUP)
+                    x_part = tl.where(is_of_group[None, :], x_tile, tl.zeros_like(x_tile))
+                if WEIGHTS_FIRST:
+                    part = tl.dot(tile, x_part.T, input_precision="ieee")
+                else:
+                    part = tl.dot(x_part, tile.T, input_precision="ieee")
+                scales = group_scales(weight_scale, column, group, DEPTH, GROUP, TILES)
+                part *= along(scales, WEIGHTS_FIRST)
+                if x_scales is not None:
+                    by_row = tl.load(x_scales + group // GROUP, mask=is_row, other=0.0)
+                    part *= along(by_row, not WEIGHTS_FIRST)
+                sums += part
         else:
-            # Tensor cores keep fewer bits of an E4M3 sum than f32 has: a long one would lose them.
-            sums += tl.dot(first, second)
+            if WEIGHTS_FIRST:
+                first, second = tile, x_tile.T
+            else:
+                first, second = x_tile, tile.T
+            if not OPERAND.is_fp8e4nv():
+                sums = tl.dot(first, second, sums, input_precision="ieee", out_dtype=SUM)
+            else:
+                # Tensor cores keep fewer bits of an E4M3 sum than f32 has: a long one loses them.
+                sums += tl.dot(first, second)
     sums = sums.to(tl.float32)
     if GROUP == 0 and weight_scale is not None:
         scales = group_values(weight_scale, column, 0, DEPTH, GROUP, TILES)
@@ -197,6 +216,9 @@ def weight_tile(
     OPERAND: tl.constexpr,
 ):
     """Channels begin ... begin + BLOCK_K of some rows of a weight, less their zero points.
+
+    Args:
+        zeros: [BLOCK_N, 1] or [BLOCK_N, BLOCK_K]; None: there are none.
 
     Returns:
         [BLOCK_N, BLOCK_K] in the type OPERAND. Channels after DEPTH are finite.
@@ -226,7 +248,11 @@ def weight_tile(
         tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
     tile = tile.to(OPERAND)
     if zeros is not None:
-        tile = tile - zeros.to(OPERAND)[:, None]
+        tile = tile - zeros.to(OPERAND)
+    elif NIBBLES and BLOCK_K <= 32:
+        # Triton would lay out operands by the 4 bits that they had in memory, which it cannot
+        # compile for WGMMA with so few channels. It looks for them behind unary operations alone.
+        tile = tile + 0.0
     return tile
 
 
@@ -240,7 +266,8 @@ def group_values(
     the tensor would have the layout of a product's columns, and a few threads load them all.
     """
     GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP > 0 else 1
-    group = begin // GROUP if GROUP > 0 else 0
+    # A block's second group may be after the last.
+    group = tl.minimum(begin // GROUP, GROUPS - 1) if GROUP > 0 else 0
     if TILES:
         at = column // 16 * (16 * GROUPS) + group * 16 + column % 16
     else:
