@@ -12,7 +12,7 @@ from trtc.quant.quiet import quiet_libraries
 _WORK_SHARE = 0.25
 """Of the weights' bytes: what calibration holds besides them, such as a linear in f32."""
 _WORK_BYTES = 2 << 30
-"""Activations and the library's own workspace."""
+"""Activations and the libraries' own workspace, beside either."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,14 @@ class Placement:
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
-def choose_device(weight_bytes: int, gpus: Sequence[Gpu]) -> Placement:
-    """The GPU with the most free memory if a model of `weight_bytes` fits there, else the CPU."""
-    needed = weight_bytes + int(weight_bytes * _WORK_SHARE) + _WORK_BYTES
+def choose_device(weight_bytes: int, gpus: Sequence[Gpu], work_bytes: int = 0) -> Placement:
+    """The GPU with the most free memory if a model of `weight_bytes` fits there, else the CPU.
+
+    Args:
+        work_bytes: as of `on_best_device`.
+    """
+    work = work_bytes or int(weight_bytes * _WORK_SHARE)
+    needed = weight_bytes + work + _WORK_BYTES
     largest = max(gpus, key=lambda gpu: gpu.free_bytes, default=None)
     if largest is None:
         return Placement("cpu", "CPU")
@@ -87,17 +92,19 @@ def on_best_device(weights: Movable, work_bytes: int = 0) -> Iterator[Placement]
     and the model on it can no longer be used.
 
     Args:
-        work_bytes: what is held beside the weights, where that is known to be much.
+        work_bytes: what is held beside the weights, where that is known; 0: a share of them.
 
     Raises:
         EnvironmentFault: the GPU ran out of memory after all.
     """
     import torch
 
-    placement = choose_device(weights.num_bytes + work_bytes, visible_gpus())
+    placement = choose_device(weights.num_bytes, visible_gpus(), work_bytes)
     if placement.device == "cpu":
         yield placement
         return
+    # Matrices of very different sizes come and go, which leaves gaps in PyTorch's usual segments.
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     try:
         weights.to(placement.device)
         yield placement

@@ -11,8 +11,8 @@ linear gets in the model that is quantised so far, X~ what it gets in the unquan
 w_k P[k, k+1:] besides, P = triu(C U^T, 1) U.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -24,6 +24,8 @@ _BLOCK = 128
 """Columns whose effect on the columns after the block is computed at once."""
 _MAX_DAMPING = 1.0
 _SCALES_TRIED = 48
+_SEARCHED_AT_ONCE = 1 << 25
+"""Weights whose scales are searched for at once: the search takes some times their memory."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class InputStatistics:
     """X X^T [K, K] f32."""
     shift: torch.Tensor | None = None
     """(X~ - X) X^T [K, K] f32, X~ being the unquantised model's inputs; None: plain GPTQ."""
+
+    def copy(self) -> "InputStatistics":
+        shift = None if self.shift is None else self.shift.clone()
+        return InputStatistics(self.gram.clone(), shift)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,20 @@ def search_scales(
     widest = largest / grid.numbers[0]
     unit = grid.scale_unit(widest, by_row=by_row)
     widest = torch.where(widest == 0, unit, widest)
+    rows = max(1, _SEARCHED_AT_ONCE // weight.shape[1])
+    units = unit.expand(len(weight), 1, 1)
+    parts = (torch.split(part, rows) for part in (groups, widest, units))
+    found = [
+        _best_scales(some, without_clipping, its_unit, grid)
+        for some, without_clipping, its_unit in zip(*parts, strict=True)
+    ]
+    return torch.cat(found).squeeze(-1), unit
+
+
+def _best_scales(
+    groups: torch.Tensor, widest: torch.Tensor, unit: torch.Tensor, grid: CodeGrid
+) -> torch.Tensor:
+    """[N, G, 1], of groups [N, G, group_size] and the scales [N, G, 1] that do not clip."""
     best = torch.full_like(widest, torch.inf)
     found = widest
     for share in torch.linspace(*grid.shares, _SCALES_TRIED).tolist():
@@ -82,9 +102,10 @@ def search_scales(
         error = (grid.round(groups / scale) * scale - groups).square_().sum(-1, keepdim=True)
         found = torch.where(error < best, scale, found)
         best = torch.minimum(error, best)
-    return found.squeeze(-1), unit
+    return found
 
 
+@torch.inference_mode()
 def round_weights(
     weight: torch.Tensor,
     inputs: InputStatistics,
@@ -99,83 +120,114 @@ def round_weights(
 
     Args:
         weight: [N, K] f32, on the device of `inputs`.
+        inputs: its matrices are overwritten.
 
     Raises:
         CalibrationError: inputs that are not finite.
     """
-    gram, weight = inputs.gram, weight.clone()
-    if not bool(gram.diagonal().isfinite().all()):
+    power = inputs.gram.diagonal().clone()
+    if not bool(power.isfinite().all()):
         raise CalibrationError("gets activations that are not finite")
-    silent = gram.diagonal() == 0
-    weight[:, silent] = 0
-    scales, unit = search_scales(weight, group_size, grid)
-    order = gram.diagonal().argsort(descending=True, stable=True)
-    upper = _inverse_factor(gram[order[:, None], order], settings.damping)
+    silent = power == 0
+    scales, unit = search_scales(weight.masked_fill(silent, 0), group_size, grid)
+    order = power.argsort(descending=True, stable=True)
+    upper = _inverse_factor(inputs.gram, order, settings.damping)
     pull = None
     if inputs.shift is not None:
-        pull = inputs.shift[order[:, None], order] @ upper.T
-        pull = (pull.triu_(1) @ upper).mul_(settings.correction)
-    of_column = scales[:, order // group_size]
-    ordered = _round_columns(weight[:, order], of_column, upper, pull, grid)
-    codes = torch.empty_like(ordered)
-    codes[:, order] = ordered
-    return Rounded(codes.to(torch.int8), scales, unit if grid.byte_scales else None)
+        pull = _pull(inputs.shift, order, upper, inputs.gram).mul_(settings.correction)
+    ordered = weight[:, order].masked_fill_(silent[order], 0)
+    groups = (order // group_size).tolist()
+    found = _round_columns(ordered, scales.T.contiguous(), groups, upper, pull, grid)
+    codes = torch.empty_like(found)
+    codes[:, order] = found
+    return Rounded(codes, scales, unit if grid.byte_scales else None)
 
 
-def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """U [K, K], upper, of U^T U = inverse(gram + damping); more damping where it takes that.
+def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> torch.Tensor:
+    """U [K, K], upper, of U^T U = inverse(G + damping), where G is `gram` with its channels in
+    `order`; more damping where it takes that.
 
-    A wide linear's matrices are gigabytes: three are held at once.
+    With J the matrix that reverses the order, L L^T = J (G + damping) J gives U = J inverse(L) J.
+    A wide linear's matrices are gigabytes: beside `gram`, one is held at once.
 
     Args:
-        gram: its diagonal is overwritten.
+        gram: overwritten.
     """
     diagonal = gram.diagonal()
     diagonal.add_((diagonal == 0).to(gram.dtype))
-    undamped, mean = diagonal.clone(), diagonal.mean()
+    mean, reverse = diagonal.mean(), order.flip(0)
     while damping <= _MAX_DAMPING:
-        torch.add(undamped, damping * mean, out=diagonal)
-        factor, failed = torch.linalg.cholesky_ex(gram)
+        # Symmetric: in memory column by column, which spares the solver a copy.
+        factor = _permuted(gram, reverse, torch.empty_like(gram)).mT
+        factor.diagonal().add_(damping * mean)
+        failed = torch.zeros((), dtype=torch.int32, device=gram.device)
+        torch.linalg.cholesky_ex(factor, out=(factor, failed))
         if not failed:
-            factor = torch.cholesky_inverse(factor)
-            upper, failed = torch.linalg.cholesky_ex(factor, upper=True)
-            if not failed:
-                return cast(torch.Tensor, upper)
+            inverse = gram.zero_().fill_diagonal_(1.0).mT
+            torch.linalg.solve_triangular(factor, inverse, upper=False, out=inverse)
+            del factor
+            return inverse.flip(0, 1)
         damping *= 10
     raise CalibrationError("gets activations whose products cannot be inverted")
+
+
+def _pull(
+    shift: torch.Tensor, order: torch.Tensor, upper: torch.Tensor, work: torch.Tensor
+) -> torch.Tensor:
+    """P [K, K] of GPTAQ, of C with its channels in `order`.
+
+    Args:
+        shift: C; overwritten.
+        work: [K, K], overwritten with the result.
+    """
+    _permuted(shift, order, work)
+    torch.matmul(work, upper.T, out=shift).triu_(1)
+    return torch.matmul(shift, upper, out=work)
+
+
+def _permuted(matrix: torch.Tensor, order: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """`matrix` [K, K] with its rows and columns in `order`, in `result`.
+
+    A block of rows at a time: indexing both at once would take an index of 8 bytes an element.
+    """
+    for rows, some in zip(torch.split(result, _BLOCK), torch.split(order, _BLOCK), strict=True):
+        torch.index_select(matrix[some], 1, order, out=rows)
+    return result
 
 
 def _round_columns(
     weight: torch.Tensor,
     scales: torch.Tensor,
+    groups: Sequence[int],
     upper: torch.Tensor,
     pull: torch.Tensor | None,
     grid: CodeGrid,
 ) -> torch.Tensor:
-    """Codes [N, K] of a weight whose columns are in the order of rounding.
+    """Codes [N, K] i8 of a weight whose columns are in the order of rounding.
 
     Args:
         weight: [N, K]; overwritten.
-        scales: [N, K], of every weight.
+        scales: [G, N], of groups of channels.
+        groups: of each column.
         pull: P of GPTAQ.
     """
-    codes = torch.empty_like(weight)
-    errors = torch.empty_like(weight[:, :_BLOCK])
+    codes = torch.empty_like(weight, dtype=torch.int8)
     for begin in range(0, weight.shape[1], _BLOCK):
         end = min(begin + _BLOCK, weight.shape[1])
-        block = weight[:, begin:end]
-        for k in range(begin, end):
-            at, rest = k - begin, slice(k - begin + 1, end - begin)
-            column = block[:, at]
-            codes[:, k] = grid.round(column / scales[:, k])
-            error = (column - codes[:, k] * scales[:, k]) / upper[k, k]
-            errors[:, at] = error
-            block[:, rest].addr_(error, upper[k, k + 1 : end], alpha=-1)
+        # A column of the weight is a row here, which is contiguous.
+        block = weight[:, begin:end].T.contiguous()
+        rounded, errors = torch.empty_like(block), torch.empty_like(block)
+        for at, k in enumerate(range(begin, end)):
+            column, scale, rest = block[at], scales[groups[k]], block[at + 1 :]
+            rounded[at] = grid.round(column / scale)
+            errors[at] = (column - rounded[at] * scale) / upper[k, k]
+            rest.addr_(upper[k, k + 1 : end], errors[at], alpha=-1)
             if pull is not None:
-                block[:, rest].addr_(column, pull[k, k + 1 : end])
-        weight[:, end:] -= errors[:, : end - begin] @ upper[begin:end, end:]
+                rest.addr_(pull[k, k + 1 : end], column)
+        codes[:, begin:end] = rounded.T
+        weight[:, end:].addmm_(errors.T, upper[begin:end, end:], alpha=-1)
         if pull is not None:
-            weight[:, end:] += block @ pull[begin:end, end:]
+            weight[:, end:].addmm_(block.T, pull[begin:end, end:])
     return codes
 
 

@@ -79,24 +79,25 @@ def round_layers(
             yield RoundedLayer(index, saved.linears, saved.errors)
         for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
             batch.hidden = hidden.to(batch.hidden.device)
-    for index in range(done, len(layers)):
-        job.progress(Step(job.phase, index, len(layers), "layers"))
-        prefix = f"{prefixes[id(layers[index])]}."
-        within = {
-            name.removeprefix(prefix): one
-            for name, one in formats.items()
-            if name.startswith(prefix)
-        }
-        with job.source.held(index) as layer:
-            pair = _Pair(layer, _wide(layer), index, prefix)
-            linears = pair.round(within, rounded, exact, settings)
-            advance(pair.rounded, index, rounded)
-            errors = _measured(pair, list(linears), unseen)
-            del pair
-        named = {prefix + name: one for name, one in linears.items()}
-        if journal is not None:
-            journal.save(index, named, errors, (batch.hidden for batch in batches))
-        yield RoundedLayer(index, named, errors)
+    with job.source.layers_only():
+        for index in range(done, len(layers)):
+            job.progress(Step(job.phase, index, len(layers), "layers"))
+            prefix = f"{prefixes[id(layers[index])]}."
+            within = {
+                name.removeprefix(prefix): one
+                for name, one in formats.items()
+                if name.startswith(prefix)
+            }
+            with job.source.held(index) as layer:
+                pair = _Pair(layer, _wide(layer), index, prefix)
+                linears = pair.round(within, rounded, exact, settings)
+                advance(pair.rounded, index, rounded)
+                errors = _measured(pair, list(linears), unseen)
+                del pair
+            named = {prefix + name: one for name, one in linears.items()}
+            if journal is not None:
+                journal.save(index, named, errors, (batch.hidden for batch in batches))
+            yield RoundedLayer(index, named, errors)
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
 
 
@@ -130,9 +131,12 @@ class _Pair:
             for site in stage:
                 kept.pop(site, None)
             for site, inputs in statistics.items():
-                for one in dict.fromkeys(formats[name] for name in site.linears):
+                *others, last = dict.fromkeys(formats[name] for name in site.linears)
+                for one in (*others, last):
                     alike = [name for name in site.linears if formats[name] == one]
-                    found |= self._round(alike, inputs, one, settings)
+                    # Rounding overwrites them.
+                    mine = inputs if one == last else inputs.copy()
+                    found |= self._round(alike, mine, one, settings)
         return {name: found[name] for name in formats}
 
     def _statistics(
@@ -202,17 +206,20 @@ class _Sums:
 
     def add(self, inputs: torch.Tensor) -> None:
         x = inputs.reshape(-1, inputs.shape[-1])
-        gram = x.T @ x
-        self._gram = gram if self._gram is None else self._gram.add_(gram)
+        self._gram = _add_product(self._gram, x, x)
         if self._exact is not None:
-            shift = (next(self._exact) - x).T @ x
-            self._shift = shift if self._shift is None else self._shift.add_(shift)
+            self._shift = _add_product(self._shift, next(self._exact) - x, x)
 
     def statistics(self, depth: int, device: torch.device) -> InputStatistics:
         """Of [depth] channels; of a site that got no token, all channels count alike."""
         if self._gram is None:
             return InputStatistics(torch.eye(depth, device=device))
         return InputStatistics(self._gram, self._shift)
+
+
+def _add_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """total + a^T b, in place; a^T b if there is none yet."""
+    return a.T @ b if total is None else total.addmm_(a.T, b)
 
 
 def _last(add: Callable[[torch.Tensor], None], stop: bool) -> Callable[..., None]:

@@ -13,10 +13,10 @@ from trtc.quant.site_format import SiteFormat
 _F32 = 4
 _STREAMS = 2
 """Hidden states of the calibration text: of the unquantised model, and of the rounded one."""
-_SQUARES = 3
+_SQUARES = 1
 """Matrices [K, K] of the linear that is rounded, beside its sums."""
-_COPIES = 6
-"""Of a weight [N, K], while its scales are searched for and its columns rounded."""
+_COPIES = 3
+"""Of a weight [N, K], while its columns are rounded."""
 
 
 def gptq_bytes(model_dir: Path, formats: Mapping[str, SiteFormat], num_tokens: int) -> int:

@@ -6,7 +6,7 @@ those of a model that is loaded whole, bit for bit.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,11 @@ class LayerSource(Movable, Protocol):
         """Context manager under which a decoder layer has its weights; it gives the layer."""
         ...
 
+    def layers_only(self) -> AbstractContextManager[None]:
+        """Context manager under which nothing but decoder layers is computed: what else the model
+        has need not be on its device."""
+        ...
+
 
 @dataclass(frozen=True)
 class WholeModel:
@@ -45,6 +50,9 @@ class WholeModel:
     @contextmanager
     def held(self, index: int) -> Iterator[nn.Module]:
         yield self.model.base_model.layers[index]
+
+    def layers_only(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def to(self, device: str) -> None:
         self.model.to(device)
@@ -73,7 +81,15 @@ class LayeredModel:
     @property
     def num_bytes(self) -> int:
         layers = [_num_bytes(layer) for layer in self.model.base_model.layers]
-        return _num_bytes(self.model) - sum(layers) + max(layers)
+        return max(_num_bytes(self.model) - sum(layers), *layers)
+
+    @contextmanager
+    def layers_only(self) -> Iterator[None]:
+        self._move_others("cpu")
+        try:
+            yield
+        finally:
+            self._move_others(self._device)
 
     @contextmanager
     def held(self, index: int) -> Iterator[nn.Module]:
@@ -96,6 +112,12 @@ class LayeredModel:
     def to(self, device: str) -> None:
         self._device = device
         self.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+
+    def _move_others(self, device: str) -> None:
+        """Tables, mostly: buffers are small, and layers have some of their own."""
+        for parameter in self.model.parameters():
+            if not parameter.is_meta:
+                parameter.data = parameter.data.to(device)
 
 
 def _num_bytes(module: nn.Module) -> int:

@@ -85,9 +85,10 @@ def advance(layer: nn.Module, index: int, stream: Stream) -> None:
 
 def run_layers(source: LayerSource, stream: Stream) -> None:
     """Take a stream through all layers, each of which is in memory once."""
-    for index in range(len(source.model.base_model.layers)):
-        with source.held(index) as layer:
-            advance(layer, index, stream)
+    with source.layers_only():
+        for index in range(len(source.model.base_model.layers)):
+            with source.held(index) as layer:
+                advance(layer, index, stream)
 
 
 def run_text(source: LayerSource, tokens: TokenSet) -> None:

@@ -34,6 +34,8 @@ def test_a_model_that_does_not_fit_stays_on_the_cpu_and_says_why() -> None:
 def test_weights_alone_are_not_all_that_has_to_fit() -> None:
     assert choose_device(8 * GB, (SMALL,)).device == "cpu"
     assert choose_device(4 * GB, (SMALL,)).device == "cuda:0"
+    assert choose_device(4 * GB, (SMALL,), work_bytes=2 * GB).device == "cpu"
+    assert choose_device(4 * GB, (SMALL,), work_bytes=1 * GB).device == "cuda:0"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -46,7 +48,9 @@ def test_a_model_stays_where_it_is_without_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["fp8", "fp8_dynamic", "int8_sq", "int4", "int4_awq", "w4a8_awq", "nvfp4"]
+)
 def test_calibration_runs_on_the_gpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

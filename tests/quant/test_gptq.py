@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import CalibrationError
+from trtc.quant.code_grid import INT4, IQ4
 from trtc.quant.gptq import InputStatistics, round_weights, search_scales
 from trtc.quant.scheme import Gptq
 
@@ -78,6 +79,29 @@ def test_columns_are_rounded_as_the_papers_define() -> None:
     found = round_weights(weight, statistics(x), GROUP, PLAIN)
     same = (found.codes == codes).double().mean()
     assert same > 0.99  # f32 may tip a tie, and what follows it
+
+
+def test_scales_are_the_same_however_many_are_searched_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 4 * GROUP)
+    for grid in (INT4, IQ4):
+        for by_row in (False, True):
+            whole, unit = search_scales(weight, GROUP, grid, by_row=by_row)
+            with monkeypatch.context() as context:
+                context.setattr("trtc.quant.gptq._SEARCHED_AT_ONCE", 5 * weight.shape[1])
+                parts, same = search_scales(weight, GROUP, grid, by_row=by_row)
+            assert torch.equal(parts, whole) and torch.equal(same, unit)
+
+
+def test_more_damping_is_taken_where_products_cannot_be_inverted() -> None:
+    """Of rank 1 and so large that 1% of the mean is lost in f32."""
+    x = torch.full((1, 64), 1e4)
+    gram = x.T @ x
+    gram[0, 1] = gram[1, 0] = gram[0, 0] * 1.5
+    found = round_weights(torch.randn(4, 64), InputStatistics(gram), GROUP, PLAIN)
+    assert bool(found.values().isfinite().all())
 
 
 def test_equal_inputs_need_no_correction() -> None:

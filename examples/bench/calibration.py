@@ -1,0 +1,195 @@
+"""The memory and time that GPTQ takes of a large checkpoint: random weights of a published shape.
+
+    python -m examples.bench.calibration DIR [--shape llama-70b] [--layers N] [--device-gb 24]
+
+Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a GPU if there is
+one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
+tokenizer of a bundled model. Layers are kept in DIR: a run that was killed is begun again by the
+same command, and goes on where it was. Prints the seconds of a layer and the peaks of the
+process's own memory, without the mapped files of the checkpoint, and of torch's on the GPU, of
+which it gets no more than `--device-gb`.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from examples.bench.gpu_shapes import LLAMA_8B, LLAMA_70B
+from examples.bench.peers.checkpoint import SMALL, TOKENIZER_MODEL
+from trtc.protos.progress import Step
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.calibration_text import TOKENIZER_FILE
+from trtc.quant.checkpoint_files import INDEX
+from trtc.quant.reference_model import empty_model, load_config
+from trtc.quant.scheme import SCHEMES
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-70b": LLAMA_70B,
+    "llama-8b": LLAMA_8B,
+    "small": SMALL.config(),
+}
+_SAMPLE_S = 0.05
+
+
+@dataclass
+class Peak:
+    """The largest number of bytes that were seen."""
+
+    num_bytes: int = 0
+
+
+@dataclass
+class LayerTimes:
+    """When a layer was begun, by its index; the last is the end of all."""
+
+    report: Callable[[str], None]
+    begun: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> None:
+        self.report(step)
+        if step.unit == "layers" and step.done is not None:
+            self.begun[step.done] = time.perf_counter()
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each layer that was computed, in order."""
+        return tuple(
+            self.begun[index + 1] - begin
+            for index, begin in sorted(self.begun.items())
+            if index + 1 in self.begun
+        )
+
+
+def anonymous_bytes(process: str = "self") -> int:
+    """What a process has in memory that is not a file's."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+@contextmanager
+def host_peak() -> Iterator[Peak]:
+    """The largest `anonymous_bytes` of this process within the block."""
+    peak, ended = Peak(), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_S):
+            peak.num_bytes = max(peak.num_bytes, anonymous_bytes())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def make_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
+    """Write random bf16 weights, a file a decoder layer; all of it or nothing.
+
+    Linears get a variance of 1 / in_features, so that activations keep their size from layer to
+    layer.
+    """
+    unfinished = directory.with_name(directory.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.json").write_text(json.dumps(config))
+    shutil.copy(TOKENIZER_MODEL / TOKENIZER_FILE, unfinished)
+    files: dict[str, dict[str, torch.Size]] = defaultdict(dict)
+    for name, tensor in empty_model(load_config(unfinished)).named_parameters():
+        rest = name.partition("layers.")[2]
+        part = rest.partition(".")[0] or "others"
+        files[f"model-{part}.safetensors"][name] = tensor.shape
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for seed, (file, shapes) in enumerate(files.items()):
+        generator = torch.Generator(device).manual_seed(seed)
+        tensors = {name: _weights(name, shape, generator) for name, shape in shapes.items()}
+        save_file(tensors, unfinished / file, {"format": "pt"})
+    weight_map = {name: file for file, shapes in files.items() for name in shapes}
+    total = sum(path.stat().st_size for path in unfinished.glob("*.safetensors"))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (unfinished / INDEX).write_text(json.dumps(index))
+    unfinished.rename(directory)
+
+
+def _weights(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    deviation = 0.02 if "embed" in name else shape[1] ** -0.5
+    drawn = torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=generator.device)
+    return (drawn * deviation).cpu()
+
+
+def limit_device(num_bytes: float) -> None:
+    """Let torch have no more of the first GPU, if there is one."""
+    if torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info(0)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), 0)
+
+
+def table(times: LayerTimes, total_s: float, host: Peak) -> str:
+    """The run's figures."""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU"
+    reserved = torch.cuda.max_memory_reserved(0) if torch.cuda.is_available() else 0
+    layers = times.seconds
+    median = statistics.median(layers) if layers else float("nan")
+    return (
+        f"{device}: {len(layers)} layers of {max(times.begun)}, median {median:.2f} s a layer, "
+        f"{total_s:.0f} s in all; peaks: own memory {host.num_bytes / 1e9:.2f} GB, "
+        f"GPU {reserved / 1e9:.2f} GB"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-70b")
+    parser.add_argument("--layers", type=int, help="default: the shape's")
+    parser.add_argument("--dtype", choices=("int4", "int4_gptq"), default="int4")
+    parser.add_argument("--checkpoint", type=Path, help="default: DIR/checkpoint")
+    parser.add_argument("--device-gb", type=float, default=24.0)
+    given = parser.parse_args(arguments)
+    config = dict(SHAPES[given.shape])
+    config["num_hidden_layers"] = given.layers or config["num_hidden_layers"]
+    checkpoint: Path = given.checkpoint or given.directory / "checkpoint"
+    if not checkpoint.is_dir():
+        begin = time.perf_counter()
+        make_checkpoint(checkpoint, config)
+        print(f"made the checkpoint in {time.perf_counter() - begin:.0f} s", flush=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    limit_device(given.device_gb * 1e9)
+    begin = time.perf_counter()
+    times = LayerTimes(
+        lambda line: print(f"{time.perf_counter() - begin:7.1f} s  {line}", flush=True)
+    )
+    with host_peak() as host:
+        quantize_checkpoint(
+            checkpoint,
+            SCHEMES[given.dtype],
+            "bf16",
+            None,
+            given.directory / given.dtype,
+            times,
+            journal=given.directory / "journal",
+        )
+    print(table(times, time.perf_counter() - begin, host))
+
+
+if __name__ == "__main__":
+    main()
