@@ -16,12 +16,13 @@ COMPILING := tests/cuda tests/tensorrt
 OTHERS := $(COMPILING) tests/triton tests/browser
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton test-browser chromium format proto bench clean
+.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-install test-cuda test-tensorrt test-triton test-browser chromium format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
 	@printf 'make setup   a virtual environment in $(VENV) with trtc, its builder and its tools\n'
 	@printf 'make format  rewrite the sources in the project style\n'
+	@printf 'make test-install  pip resolves all extras for every Python: asks the package index\n'
 	@printf 'make test-cuda  the CUDA target'\''s own tests, in the same environment as test-tensorrt\n'
 	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
 	@printf 'make test-triton  packaged models in a real Triton server, in an environment with its wheel\n'
@@ -65,12 +66,14 @@ quick: static
 	$(BIN)/python $(PYTEST) -m 'not slow' $(QUICK)
 
 # Each takes one core, or waits for the package index.
-TWO_AT_A_TIME := --jobs=2 --output-sync=target --no-print-directory
+IN_ORDER := --output-sync=target --no-print-directory
+TWO_AT_A_TIME := --jobs=2 $(IN_ORDER)
 
-# Tests last, in one session for each environment: at the end of a session a core waits.
+# Tests last, in one session for each environment: at the end of a session a core waits. Those that
+# mostly wait for the package index are beside what comes before.
 check: setup chromium
-	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows $(TENSORRT_STAMP) test-triton
-	$(BIN)/python $(PYTEST) $(COMPILING:%=--ignore=%) --ignore=tests/triton
+	$(MAKE) --jobs=3 $(IN_ORDER) test-install types lint format-check arrows $(TENSORRT_STAMP) test-triton
+	$(BIN)/python $(PYTEST) $(COMPILING:%=--ignore=%) --ignore=tests/triton --ignore=tests/test_install.py
 	$(TENSORRT_VENV)/bin/python $(PYTEST) $(COMPILING)
 
 static: setup
@@ -94,6 +97,9 @@ arrows:
 
 tests: setup
 	$(BIN)/python $(PYTEST) $(OTHERS:%=--ignore=%)
+
+test-install: setup
+	$(BIN)/python -m pytest tests/test_install.py
 
 # $(call venv_beside,DIR): an environment that sees the packages of $(VENV), this directory, and before
 # them its own.
