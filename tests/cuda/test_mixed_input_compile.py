@@ -30,7 +30,7 @@ def linear_site(sm: int, columns: int, depth: int, weight: str, group_size: int)
             "N": columns,
             "group_size": group_size,
             "weight_dtype": weight,
-            "layout": "tiles" if group_size >= 32 else "row_major",
+            "layout": "tiles" if group_size >= 32 and depth % 128 == 0 else "row_major",
             "activation": "exact",
             "softcap": 0.0,
             "out_dtype": "bf16",
@@ -63,6 +63,12 @@ def test_mixed_input_gemms_compile(weight: str, group: int, sm: int) -> None:
     for variant in (*few[:1], *few[-1:], *more[-1:], variants[-1]):
         for kernel in compiled(variant, sm):
             assert kernel.entry == "widen_weight" or b"mma" in kernel.ptx
+
+
+def test_many_columns_in_rows_and_small_groups_compile_for_wgmma() -> None:
+    variants = mixed_input.lower_mixed_input(linear_site(90, 28672, 4128, "i4", 32))
+    (kernel,) = compiled(variants[1], 90)
+    assert b"wgmma" in kernel.ptx and variants[1].max_rows == 64
 
 
 @pytest.mark.parametrize("sm", ARCHS)

@@ -169,11 +169,11 @@ def product(
                 if PARTS > 1:
                     is_of_group = (k >= group) & (k < group + GROUP)
                     x_part = tl.where(is_of_group[None, :], x_tile, tl.zeros_like(x_tile))
+                scales = group_scales(weight_scale, column, group, DEPTH, GROUP, TILES)
                 if WEIGHTS_FIRST:
                     part = tl.dot(tile, x_part.T, input_precision="ieee")
                 else:
                     part = tl.dot(x_part, tile.T, input_precision="ieee")
-                scales = group_scales(weight_scale, column, group, DEPTH, GROUP, TILES)
                 part *= along(scales, WEIGHTS_FIRST)
                 if x_scales is not None:
                     by_row = tl.load(x_scales + group // GROUP, mask=is_row, other=0.0)
@@ -249,9 +249,10 @@ def weight_tile(
     tile = tile.to(OPERAND)
     if zeros is not None:
         tile = tile - zeros.to(OPERAND)
-    elif NIBBLES and BLOCK_K <= 32:
+    elif NIBBLES and BLOCK_K <= 32 and column.shape[0] >= 128:
         # Triton would lay out operands by the 4 bits that they had in memory, which it cannot
-        # compile for WGMMA with so few channels. It looks for them behind unary operations alone.
+        # compile for WGMMA with so few channels of so many columns. It looks for them behind unary
+        # operations alone.
         tile = tile + 0.0
     return tile
 
@@ -266,8 +267,10 @@ def group_values(
     the tensor would have the layout of a product's columns, and a few threads load them all.
     """
     GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP > 0 else 1
-    # A block's second group may be after the last.
-    group = tl.minimum(begin // GROUP, GROUPS - 1) if GROUP > 0 else 0
+    group = begin // GROUP if GROUP > 0 else 0
+    if GROUP > 0 and DEPTH % (2 * GROUP) != 0:
+        # A block's second group may be after the last.
+        group = tl.minimum(group, GROUPS - 1)
     if TILES:
         at = column // 16 * (16 * GROUPS) + group * 16 + column % 16
     else:
