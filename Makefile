@@ -16,7 +16,7 @@ COMPILING := tests/cuda tests/tensorrt
 OTHERS := $(COMPILING) tests/triton tests/browser
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-install test-cuda test-tensorrt test-triton test-browser chromium format proto bench clean
+.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-here test-install test-cuda test-tensorrt test-triton test-browser chromium format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -66,15 +66,17 @@ quick: static
 	$(BIN)/python $(PYTEST) -m 'not slow' $(QUICK)
 
 # Each takes one core, or waits for the package index.
-IN_ORDER := --output-sync=target --no-print-directory
-TWO_AT_A_TIME := --jobs=2 $(IN_ORDER)
+TWO_AT_A_TIME := --jobs=2 --output-sync=target --no-print-directory
 
 # Tests last, in one session for each environment: at the end of a session a core waits. Those that
-# mostly wait for the package index are beside what comes before.
+# mostly wait for the package index are beside the longest.
 check: setup chromium
-	$(MAKE) --jobs=3 $(IN_ORDER) test-install types lint format-check arrows $(TENSORRT_STAMP) test-triton
-	$(BIN)/python $(PYTEST) $(COMPILING:%=--ignore=%) --ignore=tests/triton --ignore=tests/test_install.py
+	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows $(TENSORRT_STAMP) test-triton
+	$(MAKE) --jobs=2 --no-print-directory test-install test-here
 	$(TENSORRT_VENV)/bin/python $(PYTEST) $(COMPILING)
+
+test-here: setup
+	$(BIN)/python $(PYTEST) $(COMPILING:%=--ignore=%) --ignore=tests/triton --ignore=tests/test_install.py
 
 static: setup
 	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows
