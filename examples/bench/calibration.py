@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from examples.bench.gpu_shapes import LLAMA_8B, LLAMA_70B
-from examples.bench.peers.checkpoint import SMALL, TOKENIZER_MODEL
+from examples.bench.peers.checkpoint import SMALL, TOKENIZER_MODEL, deviation
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.calibration_text import TOKENIZER_FILE
@@ -97,11 +97,7 @@ def host_peak() -> Iterator[Peak]:
 
 
 def make_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write random bf16 weights, a file a decoder layer; all of it or nothing.
-
-    Linears get a variance of 1 / in_features, so that activations keep their size from layer to
-    layer.
-    """
+    """Write random bf16 weights, a file a decoder layer; all of it or nothing."""
     unfinished = directory.with_name(directory.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -127,9 +123,8 @@ def make_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
 def _weights(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
-    deviation = 0.02 if "embed" in name else shape[1] ** -0.5
     drawn = torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=generator.device)
-    return (drawn * deviation).cpu()
+    return (drawn * deviation(name, shape)).cpu()
 
 
 def limit_device(num_bytes: float) -> None:

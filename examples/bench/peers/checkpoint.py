@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,15 @@ SMALL = ModelShape("small", 768, 2048, 6, 12, 4, 16384)
 """Large enough that a step is more than overhead, small enough to convert in seconds."""
 
 
-def write_checkpoint(directory: Path, shape: ModelShape) -> None:
-    """Write bf16 weights, config and tokenizer, all of it or nothing.
+def deviation(name: str, size: Sequence[int]) -> float:
+    """Of the random weights of a matrix. Linears get a variance of 1 / in_features, so that
+    activations keep their size from layer to layer, as a trained model's do, and no quantiser meets
+    a degenerate range."""
+    return 0.02 if "embed" in name else float(size[1] ** -0.5)
 
-    Linears get a variance of 1 / in_features, so that activations keep their size from layer to
-    layer, as a trained model's do, and no quantiser meets a degenerate range.
-    """
+
+def write_checkpoint(directory: Path, shape: ModelShape) -> None:
+    """Write bf16 weights, config and tokenizer, all of it or nothing."""
     import torch
     from safetensors.torch import save_file
 
@@ -89,13 +92,12 @@ def write_checkpoint(directory: Path, shape: ModelShape) -> None:
     unfinished.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
 
-    def draw(size: tuple[int, ...], deviation: float) -> torch.Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.bfloat16) * deviation
+    def draw(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        drawn = torch.randn(size, generator=generator, dtype=torch.bfloat16)
+        return drawn * deviation(name, size)
 
     tensors = {
-        name: torch.ones(size, dtype=torch.bfloat16)
-        if len(size) == 1
-        else draw(size, 0.02 if "embed" in name else size[1] ** -0.5)
+        name: torch.ones(size, dtype=torch.bfloat16) if len(size) == 1 else draw(name, size)
         for name, size in tensor_sizes(shape)
     }
     save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
