@@ -107,7 +107,8 @@ def _untyped(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
 
 def _operators(exchange: Exchange) -> _Operators:
     fused = [_operator(op, exchange) for op in REGISTRY.values()]
-    return [MatMul, RMSNormalization, Sigmoid, Gelu, QuantizeLinear, TRT_FP4DynamicQuantize, *fused]
+    own = [MatMul, RMSNormalization, LayerNormalization, Sigmoid, Gelu, QuantizeLinear]
+    return [*own, TRT_FP4DynamicQuantize, *fused]
 
 
 def _operator(op: FusedOp, exchange: Exchange) -> type[OpRun]:

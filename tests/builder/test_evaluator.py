@@ -116,6 +116,21 @@ def test_rms_normalization_matches_torch_in_f32(dtype: str, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_layer_normalization_rounds_once(dtype: str) -> None:
+    x, w, b = noise(3, 64, dtype=dtype), noise(64, dtype=dtype, seed=1), noise(64, seed=2)
+    b = b.astype(NUMPY_DTYPES[dtype])
+    found = run_node(
+        node("LayerNormalization", ["x", "w", "b"], axis=-1, epsilon=1e-5, stash_type=1),
+        {"x": x},
+        {"w": w, "b": b},
+    )
+    wide_x, wide_w, wide_b = (torch.from_numpy(one.astype(np.float64)) for one in (x, w, b))
+    exact = torch.nn.functional.layer_norm(wide_x, (64,), wide_w, wide_b, 1e-5).numpy()
+    tolerance = 2**-8 if dtype == "bf16" else 1e-6
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=tolerance, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_sigmoid_and_gelu_match_torch_even_far_out(dtype: str) -> None:
     x = np.concatenate([noise(64, scale=3.0), [-200.0, -90.0, 0.0, 90.0, 200.0]])
     x = x.astype(NUMPY_DTYPES[dtype])
