@@ -11,7 +11,6 @@ source graph's DequantizeLinear rounds it too. int8 x is always multiplied the t
 weights the last two.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -274,8 +273,9 @@ def _can_widen(site: Site) -> bool:
 def _widened(site: Site) -> Variant:
     columns, depth = site.axes["N"], site.axes["K"]
     constants = _weight_constants(site)
-    # A program widens channels of one group.
-    constants["BLOCK_K"] = math.gcd(constants["BLOCK_K"], _group(site))
+    if constants["GROUP"]:
+        # A program widens channels of one group; a product takes two small ones at once.
+        constants["BLOCK_K"] = min(constants["BLOCK_K"], constants["GROUP"])
     widen = scratch_launch(
         site,
         widen_weight,

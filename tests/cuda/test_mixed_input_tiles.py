@@ -10,6 +10,8 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import Work, interpret_work, needs_triton
+from trtc.plugins.gpu.lowering import Launch
+from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
@@ -119,6 +121,24 @@ def test_variants_cover_all_rows_of_a_site() -> None:
     assert ends(capped, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
     assert ends(row_major, 64) == [32, 64]
     assert ends(of_i8, 2048) == [32, 64, 2048]
+
+
+@pytest.mark.parametrize(
+    ("case", "block"),
+    [
+        (Case("bf16", "i8", 32, 21, layout="row_major"), 128),
+        (Case("bf16", "i8", 32, 150, layout="row_major"), 128),
+        (Case("bf16", "i4", 32, 160, 16, layout="row_major"), 16),
+        (Case("bf16", "i4", 32, 160, 32, layout="row_major"), 32),
+        (Case("bf16", "i4", 32, 512, 256, layout="row_major"), 128),
+    ],
+    ids=str,
+)
+def test_weights_are_widened_in_blocks_of_one_group(case: Case, block: int) -> None:
+    site = site_of(linear_call(np.random.default_rng(0), case), "tokens", 90)
+    widen, _ = mixed_input.lower_mixed_input(site)[-1].work
+    assert isinstance(widen, Launch) and isinstance(widen.kernel, KernelSource)
+    assert widen.kernel.constants["BLOCK_K"] == block
 
 
 def test_groups_too_small_to_sum_apart_are_refused() -> None:
