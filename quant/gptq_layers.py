@@ -131,12 +131,12 @@ class _Pair:
             for site in stage:
                 kept.pop(site, None)
             for site, inputs in statistics.items():
-                *others, last = dict.fromkeys(formats[name] for name in site.linears)
-                for one in (*others, last):
+                kinds = list(dict.fromkeys(formats[name] for name in site.linears))
+                for one in kinds:
                     alike = [name for name in site.linears if formats[name] == one]
                     # Rounding overwrites them.
-                    mine = inputs if one == last else inputs.copy()
-                    found |= self._round(alike, mine, one, settings)
+                    own = inputs if one == kinds[-1] else inputs.copy()
+                    found |= self._round(alike, own, one, settings)
         return {name: found[name] for name in formats}
 
     def _statistics(

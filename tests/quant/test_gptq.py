@@ -96,7 +96,7 @@ def test_scales_are_the_same_however_many_are_searched_for_at_once(
 
 
 def test_more_damping_is_taken_where_products_cannot_be_inverted() -> None:
-    """Of rank 1 and so large that 1% of the mean is lost in f32."""
+    """A correlation of 1.5, which only a damping of more than half the mean makes positive."""
     x = torch.full((1, 64), 1e4)
     gram = x.T @ x
     gram[0, 1] = gram[1, 0] = gram[0, 0] * 1.5

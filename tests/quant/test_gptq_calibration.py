@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tests.quant.test_calibrate import (
+    HELDOUT,
     calibration_ids,
     read_tensors,
     starve,
@@ -20,17 +21,16 @@ from tests.support.quantized import canonical, dequantized, headers, taken_apart
 from tests.support.recipes import in_turn
 from trtc.protos.errors import CalibrationError, UnsupportedError
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
-from trtc.quant.calibration_text import TokenSet
-from trtc.quant.layer_source import WholeModel
+from trtc.quant.calibration import CalibrationJob
+from trtc.quant.gptq_layers import round_layers
+from trtc.quant.layer_source import LayeredModel, WholeModel
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.reference_model import load_model
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, Gptq
 from trtc.quant.site_format import FORMATS, site_of
 
 DRAFT = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
-HELDOUT = TokenSet("ids", "", (np.random.default_rng(6).integers(3, 160, 32, np.int32),))
-"""Short, so that the models need not write their own."""
 CASES = [
     ("llama_biased", "int4"),
     ("gemma2", "int4_gptq"),
@@ -86,6 +86,25 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     assert any(
         (canonical(one, tensors)["weight_scale"] < 0).any() for one in found.linears.values()
     )
+
+
+def test_two_formats_of_one_input_are_each_rounded_as_alone(tmp_path: Path) -> None:
+    """Rounding overwrites the sums of the inputs."""
+    source = wide_checkpoint("llama", tmp_path)
+    settings = SCHEMES["int4"].calibration
+    assert isinstance(settings, Gptq)
+    q, k = (f"model.layers.0.self_attn.{one}_proj" for one in "qk")
+
+    def rounded(**formats: str) -> Any:
+        named = {{"q": q, "k": k}[one]: FORMATS[name] for one, name in formats.items()}
+        model = LayeredModel(source, "bfloat16")
+        job = CalibrationJob(model, source, tmp_path, HELDOUT, HELDOUT, "", lambda step: None)
+        return next(round_layers(job, named, settings)).linears
+
+    both = rounded(q="int4_g32", k="int4_g64")
+    for name, alone in ((q, rounded(q="int4_g32")), (k, rounded(k="int4_g64"))):
+        same = (both[name].codes == alone[name].codes).float().mean()
+        assert same > 0.99  # f32 may tip a tie
 
 
 def test_a_model_that_is_in_memory_whole_gives_the_same_bytes(

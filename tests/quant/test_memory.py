@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.support.models import tiny_config
 
-WIDE = {"num_hidden_layers": 30, "hidden_size": 256, "intermediate_size": 8192, "head_dim": 128}
+WIDE = {"num_hidden_layers": 32, "hidden_size": 256, "intermediate_size": 8192, "head_dim": 128}
 
 PEAK = """
 import sys
@@ -76,5 +76,5 @@ def test_a_few_layers_are_in_memory_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path)]
     taken = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     stored = (large / "model.safetensors").stat().st_size
-    assert stored > 380 << 20
+    assert stored > 400 << 20
     assert taken < stored / 2, (taken, stored)
