@@ -47,8 +47,7 @@ TOLERANCE = 1e-4
 CHUNKS = (7, PAGE_SIZE, 23, 64)
 """Below, at and across page borders; the last takes the prompt whole."""
 PROMPT = 53
-DECODED = 40
-"""Past longrope's 32 and every window, from a prompt of one token on."""
+DECODED = 64
 assert PROMPT > 2 * WINDOW and PROMPT % PAGE_SIZE
 
 
