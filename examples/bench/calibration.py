@@ -27,13 +27,14 @@ import torch
 from safetensors.torch import save_file
 
 from examples.bench.gpu_shapes import LLAMA_8B, LLAMA_70B
-from examples.bench.peers.checkpoint import SMALL, TOKENIZER_MODEL, deviation
+from examples.bench.peers.checkpoint import SMALL, TOKENIZER_MODEL, random_weight, unfinished
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.calibration_text import TOKENIZER_FILE
 from trtc.quant.checkpoint_files import INDEX
 from trtc.quant.reference_model import empty_model, load_config
 from trtc.quant.scheme import SCHEMES
+from trtc.runtime.host.machine import resident_bytes
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-70b": LLAMA_70B,
@@ -72,20 +73,14 @@ class LayerTimes:
         )
 
 
-def anonymous_bytes(process: str = "self") -> int:
-    """What a process has in memory that is not a file's."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-
 @contextmanager
 def host_peak() -> Iterator[Peak]:
-    """The largest `anonymous_bytes` of this process within the block."""
+    """The largest `resident_bytes` of this process within the block."""
     peak, ended = Peak(), threading.Event()
 
     def sample() -> None:
         while not ended.wait(_SAMPLE_S):
-            peak.num_bytes = max(peak.num_bytes, anonymous_bytes())
+            peak.num_bytes = max(peak.num_bytes, resident_bytes())
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -98,33 +93,23 @@ def host_peak() -> Iterator[Peak]:
 
 def make_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
     """Write random bf16 weights, a file a decoder layer; all of it or nothing."""
-    unfinished = directory.with_name(directory.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    (unfinished / "config.json").write_text(json.dumps(config))
-    shutil.copy(TOKENIZER_MODEL / TOKENIZER_FILE, unfinished)
-    files: dict[str, dict[str, torch.Size]] = defaultdict(dict)
-    for name, tensor in empty_model(load_config(unfinished)).named_parameters():
-        rest = name.partition("layers.")[2]
-        part = rest.partition(".")[0] or "others"
-        files[f"model-{part}.safetensors"][name] = tensor.shape
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for seed, (file, shapes) in enumerate(files.items()):
-        generator = torch.Generator(device).manual_seed(seed)
-        tensors = {name: _weights(name, shape, generator) for name, shape in shapes.items()}
-        save_file(tensors, unfinished / file, {"format": "pt"})
-    weight_map = {name: file for file, shapes in files.items() for name in shapes}
-    total = sum(path.stat().st_size for path in unfinished.glob("*.safetensors"))
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (unfinished / INDEX).write_text(json.dumps(index))
-    unfinished.rename(directory)
-
-
-def _weights(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=generator.device)
-    return (drawn * deviation(name, shape)).cpu()
+    with unfinished(directory) as place:
+        (place / "config.json").write_text(json.dumps(config))
+        shutil.copy(TOKENIZER_MODEL / TOKENIZER_FILE, place)
+        files: dict[str, dict[str, torch.Size]] = defaultdict(dict)
+        for name, tensor in empty_model(load_config(place)).named_parameters():
+            rest = name.partition("layers.")[2]
+            part = rest.partition(".")[0] or "others"
+            files[f"model-{part}.safetensors"][name] = tensor.shape
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        for seed, (file, shapes) in enumerate(files.items()):
+            generator = torch.Generator(device).manual_seed(seed)
+            weights = {name: random_weight(name, size, generator) for name, size in shapes.items()}
+            save_file(weights, place / file, {"format": "pt"})
+        weight_map = {name: file for file, shapes in files.items() for name in shapes}
+        total = sum(path.stat().st_size for path in place.glob("*.safetensors"))
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (place / INDEX).write_text(json.dumps(index))
 
 
 def limit_device(num_bytes: float) -> None:

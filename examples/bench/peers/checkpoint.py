@@ -3,9 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 TOKENIZER_MODEL = Path(__file__).parents[2] / "models" / "pyllama"
 """Its byte-level BPE; ids beyond it are tokens without a text."""
@@ -75,11 +79,27 @@ SMALL = ModelShape("small", 768, 2048, 6, 12, 4, 16384)
 """Large enough that a step is more than overhead, small enough to convert in seconds."""
 
 
-def deviation(name: str, size: Sequence[int]) -> float:
-    """Of the random weights of a matrix. Linears get a variance of 1 / in_features, so that
-    activations keep their size from layer to layer, as a trained model's do, and no quantiser meets
-    a degenerate range."""
-    return 0.02 if "embed" in name else float(size[1] ** -0.5)
+def random_weight(name: str, size: Sequence[int], generator: "torch.Generator") -> "torch.Tensor":
+    """A tensor in bf16, where the generator is; norms are ones. Linears get a variance of
+    1 / in_features, so that activations keep their size from layer to layer, as a trained model's
+    do, and no quantiser meets a degenerate range."""
+    import torch
+
+    where: Any = {"dtype": torch.bfloat16, "device": generator.device}
+    if len(size) == 1:
+        return torch.ones(size, **where)
+    deviation = 0.02 if "embed" in name else size[1] ** -0.5
+    return torch.randn(size, generator=generator, **where) * deviation
+
+
+@contextmanager
+def unfinished(directory: Path) -> Iterator[Path]:
+    """An empty directory beside, which becomes `directory` at the end: all of it or nothing."""
+    beside = directory.with_name(directory.name + ".unfinished")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    yield beside
+    beside.rename(directory)
 
 
 def write_checkpoint(directory: Path, shape: ModelShape) -> None:
@@ -87,24 +107,13 @@ def write_checkpoint(directory: Path, shape: ModelShape) -> None:
     import torch
     from safetensors.torch import save_file
 
-    unfinished = directory.with_name(directory.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
-
-    def draw(name: str, size: tuple[int, ...]) -> torch.Tensor:
-        drawn = torch.randn(size, generator=generator, dtype=torch.bfloat16)
-        return drawn * deviation(name, size)
-
-    tensors = {
-        name: torch.ones(size, dtype=torch.bfloat16) if len(size) == 1 else draw(name, size)
-        for name, size in tensor_sizes(shape)
-    }
-    save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
-    (unfinished / "config.json").write_text(json.dumps(shape.config(), indent=1))
-    for name in _TOKENIZER_FILES:
-        shutil.copy(TOKENIZER_MODEL / name, unfinished)
-    unfinished.rename(directory)
+    tensors = {name: random_weight(name, size, generator) for name, size in tensor_sizes(shape)}
+    with unfinished(directory) as place:
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        (place / "config.json").write_text(json.dumps(shape.config(), indent=1))
+        for name in _TOKENIZER_FILES:
+            shutil.copy(TOKENIZER_MODEL / name, place)
 
 
 def write_calibration(path: Path, shape: ModelShape, windows: int = 8, length: int = 512) -> None:
