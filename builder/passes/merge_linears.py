@@ -1,6 +1,7 @@
 """Merges linears that read the same tensor into one linear and views of its columns."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -8,39 +9,48 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, merged_site
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Concat
+from trtc.protos.dtypes import DTYPES
 
 _ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")
 """Inputs with a row an output column."""
 
 
-_WORD_COLUMNS = 8
-"""Whoever has no whole words of 16 bytes comes last, so that the others begin at one (Jamba's rank
-of steps beside B and C)."""
-_ROUTER_COLUMNS = 4
-"""What lies behind a router in one row begins at a multiple of 16 bytes, as GPUs read it."""
+_WORD_BYTES = 16
+"""GPUs read in words of so many bytes, and each of the merged outputs begins at one. Whoever does
+not fill whole words comes last (Jamba's rank of steps beside B and C); there is at most one."""
 
 
-def merge_linears(rewriter: Rewriter) -> bool:
+def merge_linears(rewriter: Rewriter, ranks: int = 1) -> bool:
     """Merge q, k and v, gate and up, and whatever else multiplies the same activation.
 
     Rule: linear(x, w1), linear(x, w2), ... -> Split(linear(x, [w1; w2; ...])), for linears of
     equal attributes, equal input_scale and the same optional inputs, without residuals. Routers are
-    merged with the gates of shared experts alone, where their experts fill whole words of 16 bytes:
-    every rank of a sharded model has them whole.
+    merged with the gates of shared experts alone: every rank of a sharded model has them whole. A
+    rank's share of each but the last is in whole words of 16 bytes.
     """
+
+    def is_narrow(node: Node) -> bool:
+        columns = int(node.attrs["N"]) // (1 if _routes(node) else ranks)
+        return DTYPES[str(node.attrs["out_dtype"])].num_bytes(columns) % _WORD_BYTES != 0
+
+    def takes(group: list[Node], node: Node) -> bool:
+        return _alike(rewriter, node, group[0]) and not (
+            is_narrow(node) and any(map(is_narrow, group))
+        )
+
     changed = False
     groups: list[list[Node]] = []
     for node in rewriter.fused_nodes("linear"):
         if input_of(node, "residual") is not None or rewriter.is_output(node.outputs[0]):
             continue
-        group = next((group for group in groups if _alike(rewriter, node, group[0])), None)
+        group = next((group for group in groups if takes(group, node)), None)
         if group is None:
             groups.append([node])
         else:
             group.append(node)
     for group in groups:
         if len(group) > 1:
-            group.sort(key=lambda node: int(node.attrs["N"]) % _WORD_COLUMNS != 0)
+            group.sort(key=is_narrow)
             _merge(rewriter, group)
             changed = True
     return changed
@@ -52,8 +62,6 @@ def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:
     if input_of(left, "row_scale") is not input_of(right, "row_scale"):
         return False
     if _routes(left) != _routes(right):
-        return False
-    if _routes(left) and right.attrs["N"] % _ROUTER_COLUMNS:
         return False
     if {**left.attrs, "N": 0} != {**right.attrs, "N": 0}:
         return False
@@ -111,6 +119,13 @@ def _joined(rewriter: Rewriter, site: str, name: str, group: Sequence[Node]) -> 
     )
 
 
-MERGE_LINEARS = Rewrite(
-    "merge_linears", merge_linears, requires=frozenset({"share_quantize", "fuse_shared_expert"})
-)
+def merge_linears_of(ranks: int) -> Rewrite:
+    """The pass for a model that `ranks` ranks share."""
+    return Rewrite(
+        "merge_linears",
+        partial(merge_linears, ranks=ranks),
+        requires=frozenset({"share_quantize", "fuse_shared_expert"}),
+    )
+
+
+MERGE_LINEARS = merge_linears_of(1)

@@ -1,8 +1,10 @@
 """builder/passes/merge_linears.py."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.builder.passes.tiny import (
@@ -22,7 +24,8 @@ from tests.builder.passes.tiny import (
     shape_of,
 )
 from trtc.builder.graph_writer import Value
-from trtc.builder.passes.merge_linears import MERGE_LINEARS
+from trtc.builder.module import Module
+from trtc.builder.passes.merge_linears import MERGE_LINEARS, merge_linears_of
 
 KV_SIZE = KV_HEADS * HEAD_DIM
 
@@ -82,10 +85,11 @@ def test_inputs_quantised_differently_are_kept_apart(kind: Tiny) -> None:
 
 
 def _linear(hand: Hand, name: str, x: Value, **rest: Any) -> Value:
-    weight = hand.weight(f"{name}.weight", 4, 8)
+    columns = rest.get("N", 4)
+    weight = hand.weight(f"{name}.weight", columns, 8)
     inputs = [x, weight, *(rest.pop(key, None) for key in ("s", "z", "i", "b", "r"))]
-    settings = {"N": 4, "weight_dtype": "f32", "out_dtype": "f32"} | rest
-    return hand.node("linear", name, inputs, "T", 4, **settings)
+    settings = {"N": columns, "weight_dtype": "f32", "out_dtype": "f32"} | rest
+    return hand.node("linear", name, inputs, "T", columns, **settings)
 
 
 @pytest.mark.parametrize("case", ["bias", "input", "softcap", "residual", "scale", "output"])
@@ -137,3 +141,43 @@ def test_a_router_is_merged_with_a_gate_where_that_begins_at_16_bytes(
     ]
     assert len(found) == linears
     assert "layers.0.mlp.shared.gate_up" in {node.name for node in nodes(new, "linear")}
+
+
+@pytest.mark.parametrize(
+    ("widths", "ranks", "found"),
+    [
+        ((16, 2, 8), 1, [[16, 8, 2]]),
+        ((16, 2, 2, 8), 1, [[2], [16, 8, 2]]),
+        ((16, 4, 4), 1, [[16, 4, 4]]),
+        # A rank has 2 of 4, which are 8 bytes (the gates of a delta net with few heads).
+        ((16, 4, 4), 2, [[4], [16, 4]]),
+        ((32, 16), 4, [[32, 16]]),
+    ],
+)
+def test_each_of_the_merged_begins_at_a_word(
+    widths: tuple[int, ...], ranks: int, found: list[list[int]]
+) -> None:
+    hand = Hand()
+    x = hand.input("x", "T", 8)
+    outs = [_linear(hand, f"m.{at}", x, N=width) for at, width in enumerate(widths)]
+    read = [
+        hand.node("add", f"m.read{at}", [out, out], "T", out.shape[1])
+        for at, out in enumerate(outs)
+    ]
+    module = hand.module(*read)
+    merged, changed = merge_linears_of(ranks)(module)
+    assert changed
+    assert sorted(_widths(merged)) == found
+
+
+def _widths(module: Module) -> Iterator[list[int]]:
+    """Of each linear, the widths of what it gives."""
+    sizes = {
+        node.input[0]: onnx.numpy_helper.to_array(tensor).tolist()
+        for node in module.model.graph.node
+        if node.op_type == "Split"
+        for tensor in module.model.graph.initializer
+        if tensor.name == node.input[1]
+    }
+    for linear in nodes(module, "linear"):
+        yield sizes.get(linear.output[0], [attributes(linear)["N"]])
