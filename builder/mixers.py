@@ -58,18 +58,6 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
             field="--tp",
             remedy="Leave it out",
         )
-    if spec.latent_attentions and ranks > 1:
-        raise UnsupportedError(
-            f"the latent attention of {spec.architecture} runs on one GPU",
-            field="--tp",
-            remedy="Leave it out",
-        )
-    if spec.keeps_states and ranks > 1:
-        raise UnsupportedError(
-            f"the {_stateful(spec)} of {spec.architecture} run on one GPU",
-            field="--tp",
-            remedy="Leave it out",
-        )
 
 
 def check_kv(spec: DecoderSpec, dtype: KvDType, target: Target) -> None:

@@ -201,13 +201,15 @@ class Shard(OfOne):
     """Extents; each is divided into `ranks` equal slices."""
     ranks: int
     rank: int = 0
+    replicated: frozenset[int] = frozenset()
+    """Indices of parts that are not divided: every rank has all of them."""
 
     def of(self, source: Array) -> Array:
         """The rank's slices, concatenated; a view of the source if there is one part."""
         slices, begin = [], 0
-        for part in self.parts:
-            size = part // self.ranks
-            first = begin + self.rank * size
+        for index, part in enumerate(self.parts):
+            size = part if index in self.replicated else part // self.ranks
+            first = begin if index in self.replicated else begin + self.rank * size
             slices.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
             begin += part
         return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=self.axis)

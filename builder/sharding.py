@@ -8,6 +8,7 @@ from trtc.builder.spec import (
     GatedDeltaSpec,
     LinearSpec,
     Mamba1Spec,
+    Mamba2Spec,
     ShortConvSpec,
 )
 from trtc.protos.errors import RequestError
@@ -41,8 +42,8 @@ def _problem(
 ) -> str:
     """The first extent that is not divisible; "": all are."""
     linears = None if quantization is None else quantization.linears
-    if any(one.q_norm is not None and one.qk_norm == "row" for _, one in spec.attentions):
-        return "the norm over all heads of q and k"
+    if any(isinstance(one.mixer, Mamba2Spec) and one.mixer.num_groups == 1 for one in spec.layers):
+        return "the norm over all heads of Mamba-2 layers"
     for extent, what in _extents(spec):
         if extent % ranks:
             return f"{what}, {extent},"
@@ -67,6 +68,8 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_key_heads, "the number of key heads"
         elif layer.mixer is not None:
             yield layer.mixer.num_heads, "the number of heads"
+        if isinstance(layer.mixer, Mamba2Spec):
+            yield layer.mixer.num_groups, "the number of groups of heads"
         if isinstance(layer.mixer, AttentionSpec):
             yield layer.mixer.num_kv_heads, "the number of KV heads"
         for mlp in layer.mlps:

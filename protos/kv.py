@@ -23,6 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import InvariantError
 from trtc.protos.numbers import Count, Index
 from trtc.protos.record import Record
 
@@ -243,26 +244,35 @@ class CacheLayout(Record, frozen=True):
         return bisect_right(range(limit + 1), num_pages, key=self.pages_of_sequence) - 1
 
     def of_rank(self, ranks: int) -> "CacheLayout":
-        """The layout of one of `ranks` ranks, each with an equal share of the heads of every plane
-        and of the channels of every state."""
+        """The layout of one of `ranks` ranks, each with an equal share of the heads of keys, values
+        and matrices and of the channels of convolutions. Latents are those of all heads: every
+        rank has them whole.
+
+        Raises:
+            InvariantError: heads or channels cannot be divided so.
+        """
         replace = msgspec.structs.replace
 
-        def share(plane: Plane, *, is_state: bool) -> Plane:
-            if is_state:
-                return replace(plane, width=plane.width // ranks)
-            return replace(plane, heads=plane.heads // ranks)
-
-        def shares(group: Group) -> tuple[Entry, ...]:
-            return tuple(
-                replace(
-                    entry,
-                    planes=tuple(share(one, is_state=group.is_state) for one in entry.planes),
-                )
+        def of(group: Group) -> Group:
+            entries = (
+                replace(entry, planes=tuple(_plane_of_rank(plane, ranks) for plane in entry.planes))
                 for entry in group.entries
             )
+            return replace(group, entries=tuple(entries))
 
-        groups = (replace(group, entries=shares(group)) for group in self.groups)
-        return replace(self, groups=tuple(groups))
+        return replace(self, groups=tuple(map(of, self.groups)))
+
+
+def _plane_of_rank(plane: Plane, ranks: int) -> Plane:
+    if plane.name == "latent":
+        return plane
+    # Convolutions have columns in place of heads, and Mamba's scan has a head of all channels.
+    is_by_width = plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1)
+    axis = "width" if is_by_width else "heads"
+    extent = getattr(plane, axis)
+    if extent % ranks:
+        raise InvariantError(f"{extent} by {ranks} ranks", field=f"the {axis} of {plane.name}")
+    return msgspec.structs.replace(plane, **{axis: extent // ranks})
 
 
 def _aligned(num_bytes: int) -> int:

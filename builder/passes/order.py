@@ -1,5 +1,7 @@
 """The passes of each target, in order."""
 
+from collections.abc import Iterator
+
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.byte_scales import BYTE_SCALES
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
@@ -26,7 +28,7 @@ from trtc.builder.passes.lower_linears import LOWER_LINEARS
 from trtc.builder.passes.lower_norms import LOWER_NORMS
 from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
-from trtc.builder.passes.merge_linears import MERGE_LINEARS
+from trtc.builder.passes.merge_linears import MERGE_LINEARS, merge_linears_of
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.quantize_tables import QuantizeTables
 from trtc.builder.passes.regroup_e4m3 import REGROUP_E4M3
@@ -67,9 +69,6 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
 
 INT8_GROUPS = FORMATS["int8_g128"]
-
-_SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
-"""Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
 _CUDA_PASSES = (
     EXPAND_LATENTS,
@@ -136,7 +135,17 @@ def cuda_passes(
     narrow = QuantizeTables(tables_on_cuda(scheme, tables))
     if ranks == 1:
         return (*share, *NATIVE_PASSES, narrow, *_CUDA_PASSES)
-    return (*share, *_SHARDED_PASSES, narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
+    return (*share, *_sharded_passes(ranks), narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
+
+
+def _sharded_passes(ranks: int) -> Iterator[Pass]:
+    """NATIVE_PASSES of a model that several ranks share. Each has a part of the sum that the
+    residual is added to once: a norm does."""
+    for step in NATIVE_PASSES:
+        if step is MERGE_LINEARS:
+            yield merge_linears_of(ranks)
+        elif step is not FUSE_RESIDUAL:
+            yield step
 
 
 def tables_on_cuda(scheme: Scheme, tables: TableFormats) -> TableFormats:

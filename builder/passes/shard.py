@@ -5,7 +5,8 @@
             -> o, down: some rows -> a part of every sum -> all_reduce -> whole
     whole x -> lm_head: some of the vocabulary -> all_gather -> whole logits
 
-Norms, embedding and routers are whole on every rank, and so is the residual stream.
+Norms, embedding and routers are whole on every rank, and so is the residual stream. So are latents:
+each head reads all of them. Convolutions and recurrences have their states by channels and heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +17,9 @@ import numpy as np
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op, producer
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.recipes import OnFirstRank, Recipe, Shard
+from trtc.builder.passes.shard_rules import HEAD_RULES, HeadRule, Part, Parts
+from trtc.builder.recipes import Constant, OnFirstRank, Recipe, Shard
 from trtc.protos.errors import InvariantError
-
-Parts = tuple[int, ...]
-"""Extents of what lies side by side in a tensor's columns (q, k, v): a rank has a piece of each."""
-
-_READERS_OF_PARTS = ("rope", "rope_kv_write", "swiglu")
 
 
 @dataclass(frozen=True)
@@ -31,14 +28,16 @@ class ShardOverRanks:
     (`recipe_of_rank`).
 
     Rules, for R ranks; a tensor is parted when a rank has only some of its columns:
-        linear(whole) read by rope, rope_kv_write or swiglu -> 1 / R of its columns, parted
+        linear(whole) read by an operator of heads or channels -> 1 / R of its columns, parted
         linear(whole) that gives a graph output       -> 1 / R of its columns, then all_gather
         linear(parted)  -> this rank's channels, then all_reduce; its bias on rank 0 alone
         moe(whole)      -> 1 / R of each expert's channels, then all_reduce; of a shared expert's
                            result it adds the rank's part, which is not reduced alone
-        rope, rope_kv_write, paged_attention -> 1 / R of the heads, parted
-        swiglu, quantize, gather_rows, Split of what is parted -> parted, pre-scales too; a row that
-                           has one scale of its own gets one on each rank
+        operators of HEAD_RULES -> 1 / R of the heads or channels, parted; a row that has one scale
+                           of its own gets one on each rank
+        causal_conv     -> 1 / R of the channels of each part that its reader has, parted
+        rms_norm(whole) read by an operator of heads -> whole, then gather_columns of its own
+        Split of what is parted -> parted, but for outputs that no operator of heads reads
     All else is whole. A graph that has collectives is sharded already and stays as it is.
     """
 
@@ -50,17 +49,21 @@ class ShardOverRanks:
         rewriter = Rewriter(module)
         if any(is_fused(node, op) for node in rewriter.graph.nodes for op in _COLLECTIVES):
             return module, False
-        walk = _Walk(rewriter, self.ranks)
+        kv = module.kv.of_rank(self.ranks)
+        pools = {place.name: list(kv.pool_shape(place)) for place in kv.places}
         for tensor in (*rewriter.graph.inputs, *rewriter.graph.outputs):
-            if tensor.name.startswith("kv_"):
-                heads = walk.share(tensor.shape[3], "KV heads")
-                tensor.shape = [*tensor.shape[:3], heads, tensor.shape[4]]
+            shape = pools.get(tensor.name.removesuffix("_out"))
+            if shape is not None:
+                tensor.shape = shape
+        walk = _Walk(rewriter, self.ranks)
         for node in list(rewriter.graph.nodes):
             walk.visit(node)
-        return replace(rewriter.module(), kv=module.kv.of_rank(self.ranks)), True
+        return replace(rewriter.module(), kv=kv), True
 
 
 _COLLECTIVES = ("all_reduce", "all_gather")
+_ROWWISE = ("gather_rows", "causal_conv")
+"""Operators whose output has the parts of their input."""
 
 
 class _Walk:
@@ -75,7 +78,10 @@ class _Walk:
         if is_op(node, "Split"):
             self._split(node)
             return
-        _RULES.get(node.op, _Walk._whole)(self, node)
+        if node.op in HEAD_RULES:
+            self._heads(node, HEAD_RULES[node.op])
+        else:
+            _RULES.get(node.op, _Walk._whole)(self, node)
         if node.domain == TRTC_DOMAIN:
             self._rewriter.retype(node)
 
@@ -84,6 +90,9 @@ class _Walk:
         if extent % (unit * self._ranks):
             raise InvariantError(f"{extent} in units of {unit} by {self._ranks} ranks", field=where)
         return extent // self._ranks
+
+    def _share_of(self, part: Part, where: str, unit: int = 1) -> int:
+        return part.extent if part.is_whole else self.share(part.extent, where, unit)
 
     def _whole(self, node: Node) -> None:
         for tensor in node.inputs:
@@ -95,26 +104,49 @@ class _Walk:
         if x.name in self._parted:
             self._linear_by_depth(node, self._parted[x.name])
         elif self._rewriter.is_output(out):
-            self._linear_by_columns(node, (node.attrs["N"],))
+            self._linear_by_columns(node, (Part(node.attrs["N"]),))
             self._gather(node)
         elif (parts := self._parts_to_be(out)) is not None:
             self._linear_by_columns(node, parts)
             self._parted[out.name] = parts
 
     def _parts_to_be(self, tensor: Tensor) -> Parts | None:
-        """The parts of a product that attention or an MLP reads, at once or by a Split."""
-        readers = list(tensor.outputs)
-        split = readers[0] if len(readers) == 1 and is_op(readers[0], "Split") else None
-        if split is not None:
-            readers = [reader for part in split.outputs for reader in part.outputs]
-        if not any(is_fused(reader, op) for reader in readers for op in _READERS_OF_PARTS):
+        """The parts of a product of which an operator reads its heads or channels, at once or by a
+        Split; None: none does."""
+        found = {self._parts_read(reader, tensor) for reader in tensor.outputs} - {None}
+        if len(found) > 1:
+            raise InvariantError("is read in different parts", field=tensor.name)
+        return found.pop() if found else None
+
+    def _parts_read(self, reader: Node, tensor: Tensor) -> Parts | None:
+        if is_op(reader, "Split"):
+            return self._parts_of_outputs(reader)
+        if any(is_fused(reader, op) for op in _ROWWISE):
+            return self._parts_to_be(reader.outputs[0])
+        rule = HEAD_RULES.get(reader.op)
+        if rule is None or not rule.shares_inputs:
             return None
-        return (tensor.shape[1],) if split is None else self._sizes(split)
+        width = tensor.shape[1]
+        for parameter, parts_of in rule.reads.items():
+            if input_of(reader, parameter) is tensor:
+                return parts_of(reader, width)
+        return None
+
+    def _parts_of_outputs(self, split: Node) -> Parts | None:
+        """The parts of all outputs; those of which no share is read stay whole."""
+        found = [self._parts_to_be(tensor) for tensor in split.outputs]
+        if not any(found):
+            return None
+        sizes = self._sizes(split)
+        parts = (
+            parts or (Part(size, is_whole=True),) for parts, size in zip(found, sizes, strict=True)
+        )
+        return tuple(part for one in parts for part in one)
 
     def _linear_by_columns(self, node: Node, parts: Parts) -> None:
         for name in ("weight", "weight_scale", "weight_zero", "bias"):
             self._cut(node, name, 0, parts)
-        node.attrs["N"] = self.share(node.attrs["N"], node.name)
+        node.attrs["N"] = sum(self._share_of(part, node.name) for part in parts)
 
     def _linear_by_depth(self, node: Node, parts: Parts) -> None:
         for name in ("weight", "weight_scale", "weight_zero"):
@@ -135,10 +167,10 @@ class _Walk:
         self._whole(node)
         width = node.attrs["I"]
         for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
-            self._cut(node, name, 1, (width,) * node.attrs.get("parts", 2))
+            self._cut(node, name, 1, (Part(width),) * node.attrs.get("parts", 2))
         for name in ("down", "down_scale", "down_zero"):
-            self._cut(node, name, 2, (width,))
-        self._cut(node, "down_pre_scale", 1, (width,))
+            self._cut(node, name, 2, (Part(width),))
+        self._cut(node, "down_pre_scale", 1, (Part(width),))
         self._on_first_rank(node, "down_bias")
         node.attrs["I"] = self.share(width, node.name)
         shared = input_of(node, "shared")
@@ -150,42 +182,90 @@ class _Walk:
             self._rewriter.set_input(node, "shared", reduce.inputs[0])
         self._reduce(node)
 
-    def _heads(self, node: Node) -> None:
-        """rope, rope_kv_write and paged_attention: q, k and v are this rank's heads."""
-        parts = self._parted[node.inputs[0].name]
-        if node.op == "paged_attention":
-            self._cut(node, "pre_scale", 0, parts)
-            self._cut(node, "sinks", 0, (node.attrs["num_heads"],))
-        for name in {"num_heads", "num_kv_heads"} & set(node.attrs):
-            node.attrs[name] = self.share(node.attrs[name], node.name)
-        self._parted[node.outputs[0].name] = parts
-
-    def _columnwise(self, node: Node) -> None:
-        """swiglu, quantize and gather_rows: each column by itself."""
-        parts = self._parted.get(node.inputs[0].name)
-        if parts is None:
+    def _heads(self, node: Node, rule: HeadRule) -> None:
+        """Inputs, weights and output of an operator of heads or channels are this rank's."""
+        given = {parameter: input_of(node, parameter) for parameter in rule.reads}
+        parts = {
+            parameter: self._parted.get(tensor.name)
+            for parameter, tensor in given.items()
+            if tensor is not None
+        }
+        if not any(parts.values()) and not rule.attributes:
             self._whole(node)
             return
-        if node.op != "gather_rows":
-            self._cut(node, "pre_scale", 0, parts)
+        for parameter, found in parts.items():
+            if found is None:
+                raise InvariantError(f"needs this rank's share of {parameter}", field=node.name)
+        for name, axis in rule.weights.items():
+            weight = input_of(node, name)
+            if weight is not None:
+                self._cut(node, name, axis, (Part(weight.shape[axis]),))
+        for name in set(rule.attributes) & set(node.attrs):
+            node.attrs[name] = self.share(node.attrs[name], node.name)
         if node.attrs.get("scales", 0) > 1:
             node.attrs["scales"] = self.share(node.attrs["scales"], node.name)
-        self._parted[node.outputs[0].name] = parts
+        self._part_output(node, parts[next(iter(parts))] or ())
+
+    def _causal_conv(self, node: Node) -> None:
+        parts = self._parted[node.inputs[0].name]
+        self._cut(node, "weight", 1, parts)
+        self._cut(node, "bias", 0, parts)
+        self._part_output(node, parts)
+
+    def _rms_norm(self, node: Node) -> None:
+        """Of whole rows: what it normalises is whole on every rank, which reads its heads of the
+        result (OLMo 2, MiniMax-M2)."""
+        self._whole(node)
+        whole = node.outputs[0]
+        parts = self._parts_to_be(whole)
+        if parts is None:
+            return
+        normed = self._rewriter.variable(f"{node.name}.whole", dtype_of(whole), whole.shape)
+        node.outputs[0] = normed
+        columns = self._rewriter.weight(
+            f"{node.name}.columns.shard",
+            Shard(
+                Constant(np.arange(whole.shape[1], dtype=np.int32)),
+                0,
+                tuple(part.extent for part in parts),
+                self._ranks,
+            ),
+            "i32",
+            [sum(self._share_of(part, node.name) for part in parts)],
+        )
+        self._rewriter.fused(
+            "gather_columns",
+            f"{node.name}.share",
+            {"x": normed, "columns": columns},
+            {"out": whole},
+            {},
+        )
+        self._parted[whole.name] = parts
+
+    def _part_output(self, node: Node, of_input: Parts) -> None:
+        width = node.outputs[0].shape[1]
+        same = sum(part.extent for part in of_input) == width
+        self._parted[node.outputs[0].name] = of_input if same else (Part(width),)
 
     def _split(self, node: Node) -> None:
         source = node.inputs[0]
         if source.name not in self._parted:
             return
-        sizes = self._sizes(node)
-        shared = [self.share(size, node.name) for size in sizes]
+        parts = list(self._parted[source.name])
+        shared = []
+        for tensor, size in zip(node.outputs, self._sizes(node), strict=True):
+            own: list[Part] = []
+            while sum(part.extent for part in own) < size:
+                own.append(parts.pop(0))
+            shared.append(sum(self._share_of(part, node.name) for part in own))
+            tensor.shape = [source.shape[0], shared[-1]]
+            if not all(part.is_whole for part in own):
+                self._parted[tensor.name] = tuple(own)
         node.inputs[1] = self._rewriter.constant(
             f"{node.inputs[1].name}.shard", np.array(shared, np.int64), "i64"
         )
-        for tensor, whole, size in zip(node.outputs, sizes, shared, strict=True):
-            tensor.shape = [source.shape[0], size]
-            self._parted[tensor.name] = (whole,)
 
-    def _sizes(self, split: Node) -> Parts:
+    def _sizes(self, split: Node) -> tuple[int, ...]:
         values = self._rewriter.value(split.inputs[1])
         assert values is not None, f"{split.name} has no sizes"
         return tuple(int(size) for size in values)
@@ -194,17 +274,19 @@ class _Walk:
         """Leave this rank's pieces of a weight; `parts` are channels, of which a scale may have one
         for a group of them, or one for all."""
         tensor = input_of(node, parameter)
-        if tensor is None or (tensor.shape[axis] == 1 and sum(parts) > 1):
+        extent = sum(part.extent for part in parts)
+        if tensor is None or (tensor.shape[axis] == 1 and extent > 1):
             return
-        group = sum(parts) // tensor.shape[axis]
+        group = extent // tensor.shape[axis]
         where = f"{node.name}.{parameter}"
         shape = list(tensor.shape)
-        shape[axis] = sum(self.share(part, where, group) for part in parts) // group
+        shape[axis] = sum(self._share_of(part, where, group) for part in parts) // group
         recipe = Shard(
             self._rewriter.recipes[tensor.name],
             axis,
-            tuple(part // group for part in parts),
+            tuple(part.extent // group for part in parts),
             self._ranks,
+            replicated=frozenset(at for at, part in enumerate(parts) if part.is_whole),
         )
         self._set_weight(node, parameter, tensor, recipe, shape)
 
@@ -237,10 +319,6 @@ class _Walk:
 _RULES: Mapping[str, Callable[[_Walk, Node], None]] = {
     "linear": _Walk._linear,
     "moe": _Walk._moe,
-    "rope": _Walk._heads,
-    "rope_kv_write": _Walk._heads,
-    "paged_attention": _Walk._heads,
-    "swiglu": _Walk._columnwise,
-    "quantize": _Walk._columnwise,
-    "gather_rows": _Walk._columnwise,
+    "causal_conv": _Walk._causal_conv,
+    "rms_norm": _Walk._rms_norm,
 }

@@ -37,7 +37,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
     return by_columns(
         site,
         gather_columns,
-        columns=site.axes["K"],
+        columns=site.axes["N"],
         vector_of="out",
         constants={
             "X_STRIDE": site.strides["x"],

@@ -1,4 +1,5 @@
-"""The channels of an activation in the order in which a linear's groups have them (act-order)."""
+"""Some channels of an activation in a given order: that of a linear's groups (act-order), or a
+rank's channels of what every rank has whole."""
 
 from trtc.plugins.gather_columns.reference import reference
 from trtc.plugins.op import FusedOp, Parameter, Tolerance
@@ -8,9 +9,9 @@ GATHER_COLUMNS = FusedOp(
     summary="out = x[:, columns]",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16")),
-        Parameter("columns", ("K",), ("i32",), role="weight"),
+        Parameter("columns", ("N",), ("i32",), role="weight"),
     ),
-    outputs=(Parameter("out", ("M", "K"), ("f32", "bf16"), dtype_from="x"),),
+    outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="x"),),
     reference=reference,
     tolerances={"f32": Tolerance(0.0, 0.0), "bf16": Tolerance(0.0, 0.0)},
 )

@@ -1,4 +1,4 @@
-"""Columns in another order."""
+"""Chosen columns."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -51,10 +51,23 @@ def check(scheme: str, ranks: int, **sizes: int) -> None:
     check_sharding(spec, named, None, ranks)
 
 
-def test_a_norm_over_all_heads_is_not_shared() -> None:
-    spec = decoder_spec(config_dict("olmo2", **SIZES), 64)
-    with pytest.raises(RequestError, match="norm over all heads of q and k cannot be shared by 2"):
-        check_sharding(spec, SCHEMES["bf16"], None, 2)
+@pytest.mark.parametrize(
+    ("family", "sizes", "problem", "remedy"),
+    [
+        ("granite_moe_hybrid", {}, "the norm over all heads of Mamba-2 layers", "Leave it out"),
+        ("nemotron_h", {"n_groups": 2}, "the number of groups of heads, 2,", "Use 2"),
+        ("qwen3_next", {"linear_num_key_heads": 2}, "the number of key heads, 2,", "Use 2"),
+        ("deepseek_v3", {"num_attention_heads": 2}, "the number of heads, 2,", "Use 2"),
+    ],
+)
+def test_mixers_share_their_heads_and_channels(
+    family: str, sizes: dict[str, int], problem: str, remedy: str
+) -> None:
+    spec = decoder_spec(config_dict(family, **{**SIZES, **sizes}), 64)
+    with pytest.raises(RequestError) as caught:
+        check_sharding(spec, SCHEMES["bf16"], None, 4)
+    assert caught.value.problem == f"{problem} cannot be shared by 4 ranks"
+    assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -146,12 +159,14 @@ def cuts(draw: st.DrawFn) -> tuple[Array, Shard]:
     shape[axis] = sum(parts)
     dtype = draw(st.sampled_from(["float32", "int8", "int4", "float8_e4m3fn"]))
     values = np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32).astype(dtype)
-    return values, Shard(Load("w"), axis, parts, ranks)
+    replicated = draw(st.frozensets(st.integers(0, len(parts) - 1)))
+    return values, Shard(Load("w"), axis, parts, ranks, replicated=replicated)
 
 
 @given(cuts())
 def test_the_ranks_have_the_whole_between_them(cut: tuple[Array, Shard]) -> None:
-    """Rebuilt element by element: each part's pieces in the order of the ranks."""
+    """Rebuilt element by element: each part's pieces in the order of the ranks. Of a replicated
+    part every rank has a copy."""
     whole, recipe = cut
     reader = Reader(whole)
     pieces = list(load_ranks(recipe, recipe.ranks, reader))
@@ -159,12 +174,18 @@ def test_the_ranks_have_the_whole_between_them(cut: tuple[Array, Shard]) -> None
     rows = [np.moveaxis(piece, recipe.axis, 0) for piece in pieces]
     expected = list(np.moveaxis(whole, recipe.axis, 0))
     begins = [0] * recipe.ranks
-    found = []
-    for part in recipe.parts:
-        for rank in range(recipe.ranks):
-            size = part // recipe.ranks
-            found += list(rows[rank][begins[rank] : begins[rank] + size])
-            begins[rank] += size
+    found: list[Array] = []
+    for index, part in enumerate(recipe.parts):
+        is_whole = index in recipe.replicated
+        size = part if is_whole else part // recipe.ranks
+        ends = [begin + size for begin in begins]
+        own = [list(row[begin:end]) for row, begin, end in zip(rows, begins, ends, strict=True)]
+        begins = ends
+        if is_whole:
+            for copy in own[1:]:
+                np.testing.assert_array_equal(np.array(copy), np.array(own[0]))
+            own = own[:1]
+        found += [one for piece in own for one in piece]
     assert begins == [len(one) for one in rows]
     np.testing.assert_array_equal(np.array(found), np.array(expected))
     for rank, piece in enumerate(pieces):

@@ -2,6 +2,7 @@
 meeting at collectives; against the graph of the whole model.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from trtc.runtime.integrity.verify import verify_files
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 needs_triton()
+
+
+ONE_LAYER = {"num_hidden_layers": 1}
 
 
 class AllRanks:
@@ -62,9 +66,11 @@ class AllRanks:
             return list(pool.map(work, self._executors))
 
 
-def run_ranks(scheme: str, directory: str, ranks: int) -> dict[str, Any]:
+def run_ranks(
+    scheme: str, directory: str, ranks: int, family: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """Over a prefill, a chunk beside a decode, and a decode."""
-    lowered = lower_ranks("llama", SCHEMES[scheme], Path(directory), ranks, num_hidden_layers=1)
+    lowered = lower_ranks(family, SCHEMES[scheme], Path(directory), ranks, **overrides)
     all_ranks: Any = AllRanks(lowered.executors)
     engine = engine_stepper(all_ranks)
     expected = Stepper(lowered.evaluator.run, lowered.kv, NUM_PAGES, scramble=1)
@@ -74,7 +80,19 @@ def run_ranks(scheme: str, directory: str, ranks: int) -> dict[str, Any]:
         for name in chunks:
             error = np.abs(found[name] - wanted[name]).max() / np.abs(wanted[name]).max()
             worst = max(worst, float(error))
-    drawn = all_ranks.draw(
+    return {
+        "worst": worst,
+        "launched": lowered.launched,
+        "heads": sorted(kv_heads(all_ranks.kv)),
+        "drawn": _drawn(all_ranks),
+    }
+
+
+def _drawn(all_ranks: AllRanks) -> Any:
+    """[ranks, 2] tokens, or none where a step has more than one page table."""
+    if len(all_ranks.kv.groups) > 1:
+        return None
+    return all_ranks.draw(
         StepBatch(
             token_ids=np.array([3, 4], np.int32),
             positions=np.arange(2, dtype=np.int32),
@@ -85,16 +103,10 @@ def run_ranks(scheme: str, directory: str, ranks: int) -> dict[str, Any]:
             logit_rows=np.arange(2, dtype=np.int32),
         )
     )
-    return {
-        "worst": worst,
-        "launched": lowered.launched,
-        "heads": sorted(kv_heads(all_ranks.kv)),
-        "drawn": drawn,
-    }
 
 
 def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
-    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2)
+    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2, "llama", ONE_LAYER)
     assert result["worst"] < 1e-5
     assert result["heads"] == [1]
     first, other = result["launched"]
@@ -102,6 +114,26 @@ def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
     # Two a layer, and one for the logits, a step.
     assert first.count("all_reduce") == 2 * first.count("all_gather") > 0
     assert (result["drawn"] == result["drawn"][0]).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3_next", {"num_hidden_layers": 2}),
+        ("deepseek_v2_lite", {"num_hidden_layers": 2}),
+        ("nemotron_h", {}),
+        ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
+        ("olmo2", ONE_LAYER),
+    ],
+)
+def test_states_and_latents_of_two_ranks_are_those_of_the_whole_graph(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    """And norms over all heads, of which a rank reads its own."""
+    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2, family, overrides)
+    assert result["worst"] < 1e-5
+    first, other = result["launched"]
+    assert other == first, "the ranks ran other work than each other"
 
 
 def test_a_build_holds_the_weights_of_every_rank(

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from trtc.protos.errors import InvariantError
 from trtc.protos.kv import (
     CacheLayout,
     Entry,
@@ -15,6 +16,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    latent_entry,
     matrix_entries,
 )
 from trtc.protos.record import first_difference
@@ -138,6 +140,34 @@ def test_a_rank_has_its_share_of_a_states_channels() -> None:
     layout = with_states(256).of_rank(2)
     assert layout.groups[1].entries[0].planes[0].width == 32
     assert layout.groups[1].entries[0].planes[0].heads == 2
+
+
+def test_a_rank_has_its_share_of_matrices_and_all_of_a_latent() -> None:
+    entries = matrix_entries(
+        0, num_columns=3, channels=32, heads=4, key_dim=4, value_dim=8, dtype="bf16"
+    )
+    latent = latent_entry(1, width=64, dtype="bf16")
+    layout = CacheLayout(
+        page_size=4,
+        groups=(
+            Group(kind=Full(), entries=(latent,)),
+            Group(kind=State(), entries=entries),
+        ),
+    )
+    shapes = {one.name: layout.of_rank(2).pool_shape(one) for one in layout.of_rank(2).places}
+    assert shapes["kv_1"] == ("num_pages", 1, 4, 1, 64)
+    assert shapes["kv_0"] == ("num_pages", 3, 16)
+    assert shapes["kv_0_matrix"] == ("num_pages", 2, 32)
+    with pytest.raises(InvariantError, match="the heads of matrix: 4 by 8 ranks"):
+        layout.of_rank(8)
+
+
+def test_a_scan_has_no_heads_but_channels() -> None:
+    entries = matrix_entries(
+        0, num_columns=3, channels=32, heads=1, key_dim=4, value_dim=32, dtype="bf16"
+    )
+    layout = CacheLayout(page_size=4, groups=(Group(kind=State(), entries=entries),)).of_rank(2)
+    assert layout.groups[0].entries[1].planes[0].width == 4 * 16
 
 
 def test_a_rank_has_its_share_of_the_heads() -> None:

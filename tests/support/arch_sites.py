@@ -106,7 +106,9 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         ),
     ),
     "gather_columns": (
-        _site("gather_columns", {"K": WIDTH}, {"columns": "i32"} | _bf16("x", "out")),
+        _site(
+            "gather_columns", {"K": WIDTH, "N": WIDTH // 2}, {"columns": "i32"} | _bf16("x", "out")
+        ),
     ),
     "gather_rows": (_site("gather_rows", {"K": WIDTH}, {"rows": "i32"} | _bf16("x", "out")),),
     "head_linear": (

@@ -112,11 +112,13 @@ def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]
     x, y = (random_array(rng, ROWS, width, dtype=dtype) for _ in range(2))
     rows = np.array([6, 0, 0, 3], np.int32)
     columns = rng.permutation(width).astype(np.int32)
+    fewer = columns[: width - width // 3]
     table = random_array(rng, 11, width, dtype="bf16")
     return [
         KernelCall(REGISTRY["add"], {}, {"x": x, "y": y}),
         KernelCall(REGISTRY["add"], {}, {"x": x, "y": y, "factor": scalar(0.3125)}),
         KernelCall(REGISTRY["gather_columns"], {}, {"x": x, "columns": columns}),
+        KernelCall(REGISTRY["gather_columns"], {}, {"x": x, "columns": fewer}),
         KernelCall(REGISTRY["gather_rows"], {}, {"x": x, "rows": rows}),
         KernelCall(
             REGISTRY["embedding"],

@@ -10,9 +10,8 @@ import numpy as np
 from trtc.builder.evaluator import Evaluator, Exchange
 from trtc.builder.module import Module
 from trtc.builder.recipes import Array, TensorReader, recipe_of_rank
+from trtc.protos.kv import Place
 
-_HEADS = 3
-"""Axis of a pool."""
 _PATIENCE_S = 60.0
 
 
@@ -45,12 +44,26 @@ class Meeting:
         self._barrier.abort()
 
 
+def _shared_axis(place: Place) -> int | None:
+    """Of a pool, the axis that ranks share; None: each has the whole.
+
+    A convolution's columns are joined rank by rank, which is not their order in the whole model.
+    """
+    plane = place.entry.planes[0]
+    if plane.name == "latent":
+        return None
+    if plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1):
+        return 2
+    return 1 if plane.name == "matrix" else 3
+
+
 class ShardedRun:
     """Runs every rank of a sharded module, and looks from outside like the whole model: pools are
-    split and joined by KV heads."""
+    split and joined by KV heads, states by heads or channels."""
 
     def __init__(self, module: Module, reader: TensorReader, ranks: int) -> None:
         self._meeting = Meeting(ranks)
+        self._axes = {place.name: _shared_axis(place) for place in module.kv.places}
         self._evaluators = [
             Evaluator(module_of_rank(module, rank), reader, self._meeting.exchange_of(rank))
             for rank in range(ranks)
@@ -64,16 +77,24 @@ class ShardedRun:
         for other in others:
             np.testing.assert_array_equal(other, first)
         joined = {
-            name: np.concatenate([output[name] for output in outputs], axis=_HEADS)
+            name: self._joined(name.removesuffix("_out"), [output[name] for output in outputs])
             for name in outputs[0]
             if name != "logits"
         }
         return {"logits": first, **joined}
 
+    def _joined(self, name: str, pools: list[Array]) -> Array:
+        axis = self._axes[name]
+        if axis is not None:
+            return np.concatenate(pools, axis=axis)
+        for pool in pools:
+            np.testing.assert_array_equal(pool, pools[0])
+        return pools[0]
+
     def _run(self, rank: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
         own = {
-            name: np.split(array, len(self._evaluators), axis=_HEADS)[rank]
-            if name.startswith("kv_")
+            name: np.split(array, len(self._evaluators), axis=axis)[rank]
+            if (axis := self._axes.get(name)) is not None
             else array
             for name, array in inputs.items()
         }

@@ -95,28 +95,17 @@ class Remembered:
         self.read = cache(reader.read)
 
 
-ONE_RANK = (
-    "deepseek_v2",
-    "deepseek_v2_lite",
-    "gemma4_e",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "granite_moe_hybrid",
-    "jamba",
-    "lfm2",
-    "lfm2_moe",
-    "minimax_m2",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "mistral4",
-    "olmo2",
-    "olmo3",
-    "olmoe",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
-)
-"""Latent attention, layers with states, and norms over all heads, run on one GPU."""
+ONE_RANK = ("gemma4_e", "granite_moe_hybrid")
+"""Inputs of each layer, and norms over all heads of a recurrence, are for one GPU."""
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "gemma4": {"num_global_key_value_heads": 4},
+    "jamba": {"mamba_expand": 2},
+    "nemotron_h": {"n_groups": 4},
+    "nemotron_h_moe": {"n_groups": 4},
+    "qwen3_5": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
+    "qwen3_next": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
+}
+"""What variants whose names begin so need for four ranks, beside the sizes of all."""
 
 
 @pytest.mark.parametrize(
@@ -124,6 +113,10 @@ ONE_RANK = (
     [
         *((family, "fp32") for family in FAMILIES if family not in ONE_RANK),
         *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
+        *(
+            (family, "fp8")
+            for family in ("deepseek_v2_lite", "qwen3_next", "nemotron_h", "minimax_m2")
+        ),
         *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
         ("gpt_oss", "mxfp4"),
     ],
@@ -136,8 +129,9 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     }
-    if family.startswith("gemma4"):
-        sizes["num_global_key_value_heads"] = 4
+    for beginning, more in SIZES.items():
+        if family.startswith(beginning):
+            sizes |= more
     spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
     named = replace(SCHEMES[scheme], dtype="f32")
     dummy, quantization = dummy_checkpoint(spec, named)
@@ -278,8 +272,8 @@ def test_the_given_module_stays_and_the_result_is_final() -> None:
 @pytest.mark.parametrize(
     ("kind", "ranks", "message"),
     [
-        (Tiny(), 4, "KV heads: 2 in units of 1 by 4 ranks"),
-        (Tiny("int4_awq"), 4, "KV heads"),
+        (Tiny(), 4, "the heads of k: 2 by 4 ranks"),
+        (Tiny("int4_awq"), 4, "the heads of k"),
         (Tiny(), 3, "by 3 ranks"),
     ],
 )
