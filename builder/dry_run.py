@@ -151,7 +151,7 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
         if request.has_size:
             target.check_scheme(MIXED_SCHEME)
         ranks = request.tp if target.max_ranks > 1 else 1
-        check_sharding(source.spec, source.scheme, source.quantization, ranks)
+        check_sharding(source.spec, source.scheme, source.quantization, ranks, ep=request.ep)
     except UserError as error:
         return Verdict(name, str(error))
     if request.tp > target.max_ranks:

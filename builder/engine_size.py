@@ -59,6 +59,7 @@ def engine_bytes(request: BuildRequest, source: ModelSource, target: Target) -> 
             workdir=Path(),
             scratch=Path(),
             ranks=request.tp,
+            ep=request.ep,
         )
         module, _ = run_passes(draft.module, target.passes(draft))
         return make_plan(module, REGISTRY).weights_bytes

@@ -365,7 +365,7 @@ def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> 
             field="--tp",
             remedy="Leave it out, or build with --target cuda:sm_90",
         )
-    check_sharding(source.spec, source.scheme, source.quantization, request.tp)
+    check_sharding(source.spec, source.scheme, source.quantization, request.tp, ep=request.ep)
 
 
 def _texts(request: BuildRequest, source: ModelSource, reference: Path | None) -> TokenSet | None:
@@ -435,6 +435,7 @@ def _draft(job: _Job, work: Staging) -> CompileRequest:
         workdir=work.new,
         scratch=work.scratch,
         ranks=request.tp,
+        ep=request.ep,
     )
 
 

@@ -154,7 +154,7 @@ def _chips(report: Report) -> list[tuple[str, str]]:
         ("target", report.target.name),
         ("scheme", origin),
         ("context", f"{report.limits.max_seq_len:,} tokens"),
-        *([("tensor parallelism", f"{report.target.tp} GPUs")] if report.target.tp > 1 else ()),
+        *([("ranks", report.target.parallelism)] if report.target.parallelism else ()),
     ]
 
 

@@ -90,6 +90,8 @@ class BuildRequest:
     """A Python file with the family of the model, instead of the one by its architecture."""
     tp: int = 1
     """GPUs that the model is spread over, by tensor parallelism."""
+    ep: bool = False
+    """Each of these GPUs has some of the routed experts whole: expert parallelism."""
 
     def check(self) -> None:
         """Refuse what no model could satisfy.
@@ -120,6 +122,12 @@ class BuildRequest:
         if self.tp not in _RANKS:
             raise RequestError(
                 f"is {self.tp}", field="--tp", remedy=f"Use one of {', '.join(map(str, _RANKS))}"
+            )
+        if self.ep and self.tp == 1:
+            raise RequestError(
+                "experts are spread over the GPUs of --tp, and there is one",
+                field="--ep",
+                remedy="Give --tp 2, 4 or 8, or leave --ep out",
             )
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(

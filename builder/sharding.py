@@ -5,10 +5,13 @@ from collections.abc import Iterator, Mapping
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
+    DenseMlpSpec,
     GatedDeltaSpec,
+    LayerSpec,
     LinearSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MoeMlpSpec,
     ShortConvSpec,
 )
 from trtc.protos.errors import RequestError
@@ -16,19 +19,32 @@ from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
 
 
 def check_sharding(
-    spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
+    spec: DecoderSpec,
+    scheme: Scheme,
+    quantization: CheckpointQuantization | None,
+    ranks: int,
+    *,
+    ep: bool = False,
 ) -> None:
     """Ranks must have as many heads, channels, words and groups of scales as each other; one alone
     may have a last group that is shorter.
 
+    Args:
+        ep: whether ranks have whole experts, as many each.
+
     Raises:
-        RequestError: something does not divide; the remedy is the most ranks that do.
+        RequestError: something does not divide; the remedy is the most ranks that do. Or experts
+            are to be spread, and there are none.
     """
-    problem = _problem(spec, scheme, quantization, ranks) if ranks > 1 else ""
+    if ep and not any(map(_experts, spec.layers)):
+        raise RequestError(
+            f"{spec.architecture} has no routed experts", field="--ep", remedy="Leave it out"
+        )
+    problem = _problem(spec, scheme, quantization, ranks, ep) if ranks > 1 else ""
     if not problem:
         return
     fewer = ranks
-    while fewer > 1 and _problem(spec, scheme, quantization, fewer):
+    while fewer > 1 and _problem(spec, scheme, quantization, fewer, ep):
         fewer //= 2
     raise RequestError(
         f"{problem} cannot be shared by {ranks} ranks",
@@ -38,16 +54,20 @@ def check_sharding(
 
 
 def _problem(
-    spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
+    spec: DecoderSpec,
+    scheme: Scheme,
+    quantization: CheckpointQuantization | None,
+    ranks: int,
+    ep: bool,
 ) -> str:
     """The first extent that is not divisible; "": all are."""
     linears = None if quantization is None else quantization.linears
     if any(isinstance(one.mixer, Mamba2Spec) and one.mixer.num_groups == 1 for one in spec.layers):
         return "the norm over all heads of Mamba-2 layers"
-    for extent, what in _extents(spec):
+    for extent, what in _extents(spec, ep):
         if extent % ranks:
             return f"{what}, {extent},"
-    for linear in _cut_by_depth(spec):
+    for linear in _cut_by_depth(spec, ep):
         group = _group_size(linear, scheme, linears)
         if linear.in_features // ranks % group:
             groups = linear.in_features // group
@@ -59,7 +79,7 @@ def _problem(
     return ""
 
 
-def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
+def _extents(spec: DecoderSpec, ep: bool) -> Iterator[tuple[int, str]]:
     yield spec.vocab_size, "the vocabulary"
     for layer in spec.layers:
         if isinstance(layer.mixer, ShortConvSpec | Mamba1Spec):
@@ -72,16 +92,27 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_groups, "the number of groups of heads"
         if isinstance(layer.mixer, AttentionSpec):
             yield layer.mixer.num_kv_heads, "the number of KV heads"
-        for mlp in layer.mlps:
+        if ep and _experts(layer):
+            yield len(_experts(layer)), "the number of experts"
+        for mlp in _cut_mlps(layer, ep):
             yield mlp.up.out_features, "the MLP's intermediate size"
 
 
-def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:
+def _cut_by_depth(spec: DecoderSpec, ep: bool) -> Iterator[LinearSpec]:
     """Linears whose input channels are shared: those after attention or a convolution, and inside
     an MLP."""
     for layer in spec.layers:
         yield from layer.mixer_linears[-1:]
-        yield from (mlp.down for mlp in layer.mlps)
+        yield from (mlp.down for mlp in _cut_mlps(layer, ep))
+
+
+def _experts(layer: LayerSpec) -> tuple[DenseMlpSpec, ...]:
+    return layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else ()
+
+
+def _cut_mlps(layer: LayerSpec, ep: bool) -> tuple[DenseMlpSpec, ...]:
+    """Those of whose channels a rank has its share."""
+    return layer.mlps[len(_experts(layer)) :] if ep else layer.mlps
 
 
 def _group_size(

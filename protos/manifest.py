@@ -97,6 +97,16 @@ class TargetFacts(Record, frozen=True, omit_defaults=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """Tensor-parallel ranks, each a process with its own device. If there are several, `ledger`,
     `kv` and each of `weights_files` are those of one rank."""
+    ep: bool = False
+    """Whether a rank has some of the routed experts whole, and not its share of each."""
+
+    @property
+    def parallelism(self) -> str:
+        """How several devices share the model; "": there is one."""
+        if self.tp == 1:
+            return ""
+        kind = "tensor and expert parallelism" if self.ep else "tensor parallelism"
+        return f"{self.tp} GPUs ({kind})"
 
 
 class Limits(Record, frozen=True):

@@ -45,6 +45,7 @@ def build(
     answer_format: str | None = None,
     grammars: Sequence[str] = (),
     tp: int = 1,
+    ep: bool = False,
     family: str | Path | None = None,
     progress: "Progress" = lambda step: None,
     num_threads: int | None = None,
@@ -94,6 +95,7 @@ def build(
             its chat template shows.
         grammars: `NAME=FILE` or `NAME=KIND:FILE` each: grammars that requests may name.
         tp: GPUs that the model is spread over, by tensor parallelism.
+        ep: each of them has some of the routed experts whole: expert parallelism.
         family: Python file with a function `family(config, max_seq_len)` that describes the model
             (`trtc.families`); None: by its architecture. The file is run.
         progress: called with each step of the work: a text with attributes `done`, `total` and
@@ -141,6 +143,7 @@ def build(
         answer_format=answer_format,
         grammars=parse_grammars((grammars,) if isinstance(grammars, str) else grammars),
         tp=tp,
+        ep=ep,
         family=None if family is None else Path(family),
     )
     return build_engine(request, probe=Probe(num_threads), progress=progress)

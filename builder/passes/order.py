@@ -121,7 +121,12 @@ def tables_on_cpu(scheme: Scheme, tables: TableFormats) -> TableFormats:
 
 
 def cuda_passes(
-    scheme: Scheme, reader: TensorReader, ranks: int = 1, *, tables: TableFormats = DEFAULT_TABLES
+    scheme: Scheme,
+    reader: TensorReader,
+    ranks: int = 1,
+    *,
+    ep: bool = False,
+    tables: TableFormats = DEFAULT_TABLES,
 ) -> tuple[Pass, ...]:
     """The CUDA target's list: activations are exact, and have their rows' scales from the operators
     that make them, tables are narrow, each of several ranks gets its share, both products of a
@@ -129,13 +134,14 @@ def cuda_passes(
     and gates beside them.
 
     Args:
+        ep: whether each of several ranks has whole experts.
         tables: as `tables_on_cuda` gives them, where the caller leaves them to the target.
     """
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     narrow = QuantizeTables(tables_on_cuda(scheme, tables))
     if ranks == 1:
         return (*share, *NATIVE_PASSES, narrow, *_CUDA_PASSES)
-    return (*share, *_sharded_passes(ranks), narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
+    return (*share, *_sharded_passes(ranks), narrow, ShardOverRanks(ranks, ep), *_CUDA_PASSES)
 
 
 def _sharded_passes(ranks: int) -> Iterator[Pass]:

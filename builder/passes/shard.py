@@ -18,7 +18,8 @@ from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op, producer
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.shard_rules import HEAD_RULES, HeadRule, Part, Parts
-from trtc.builder.recipes import Constant, OnFirstRank, Recipe, Shard
+from trtc.builder.recipes import Constant, OnFirstRank, Recipe, Reshape, Shard
+from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import InvariantError
 
 
@@ -31,8 +32,9 @@ class ShardOverRanks:
         linear(whole) read by an operator of heads or channels -> 1 / R of its columns, parted
         linear(whole) that gives a graph output       -> 1 / R of its columns, then all_gather
         linear(parted)  -> this rank's channels, then all_reduce; its bias on rank 0 alone
-        moe(whole)      -> 1 / R of each expert's channels, then all_reduce; of a shared expert's
-                           result it adds the rank's part, which is not reduced alone
+        moe(whole)      -> 1 / R of each expert's channels, or of the experts, then all_reduce; of
+                           a shared expert's result it adds the rank's part, which is not reduced
+                           alone
         operators of HEAD_RULES -> 1 / R of the heads or channels, parted; a row that has one scale
                            of its own gets one on each rank
         causal_conv     -> 1 / R of the channels of each part that its reader has, parted
@@ -42,6 +44,8 @@ class ShardOverRanks:
     """
 
     ranks: int
+    ep: bool = False
+    """Whether a rank has whole experts, and not its share of each: expert parallelism."""
     name: str = "shard"
     requires: frozenset[str] = frozenset({"gather_early", "fuse_quantize", "verify_native"})
 
@@ -55,7 +59,7 @@ class ShardOverRanks:
             shape = pools.get(tensor.name.removesuffix("_out"))
             if shape is not None:
                 tensor.shape = shape
-        walk = _Walk(rewriter, self.ranks)
+        walk = _Walk(rewriter, self.ranks, self.ep)
         for node in list(rewriter.graph.nodes):
             walk.visit(node)
         return replace(rewriter.module(), kv=kv), True
@@ -69,9 +73,10 @@ _ROWWISE = ("gather_rows", "causal_conv")
 class _Walk:
     """Visits the nodes in order and remembers which tensors are parted."""
 
-    def __init__(self, rewriter: Rewriter, ranks: int) -> None:
+    def __init__(self, rewriter: Rewriter, ranks: int, ep: bool) -> None:
         self._rewriter = rewriter
         self._ranks = ranks
+        self._ep = ep
         self._parted: dict[str, Parts] = {}
 
     def visit(self, node: Node) -> None:
@@ -165,14 +170,10 @@ class _Walk:
 
     def _moe(self, node: Node) -> None:
         self._whole(node)
-        width = node.attrs["I"]
-        for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
-            self._cut(node, name, 1, (Part(width),) * node.attrs.get("parts", 2))
-        for name in ("down", "down_scale", "down_zero"):
-            self._cut(node, name, 2, (Part(width),))
-        self._cut(node, "down_pre_scale", 1, (Part(width),))
-        self._on_first_rank(node, "down_bias")
-        node.attrs["I"] = self.share(width, node.name)
+        if self._ep:
+            self._whole_experts(node)
+        else:
+            self._channels_of_experts(node)
         shared = input_of(node, "shared")
         if shared is not None:
             reduce = producer(shared)
@@ -181,6 +182,30 @@ class _Walk:
             assert reduce is not None
             self._rewriter.set_input(node, "shared", reduce.inputs[0])
         self._reduce(node)
+
+    def _channels_of_experts(self, node: Node) -> None:
+        width = node.attrs["I"]
+        for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
+            self._cut(node, name, 1, (Part(width),) * node.attrs.get("parts", 2))
+        for name in ("down", "down_scale", "down_zero"):
+            self._cut(node, name, 2, (Part(width),))
+        self._cut(node, "down_pre_scale", 1, (Part(width),))
+        self._on_first_rank(node, "down_bias")
+        node.attrs["I"] = self.share(width, node.name)
+
+    def _whole_experts(self, node: Node) -> None:
+        """Neighbouring experts on each rank, with a map from the router's numbers to theirs."""
+        experts = int(node.inputs[1].shape[1])
+        of_rank = self.share(experts, node.name)
+        for parameter in REGISTRY["moe"].inputs:
+            if parameter.axes[0] == "L":
+                self._cut(node, parameter.name, 0, (Part(experts),))
+        here = np.arange(experts, dtype=np.int32) - of_rank * np.arange(self._ranks)[:, None]
+        maps = np.where((here >= 0) & (here < of_rank), here, -1).astype(np.int32)
+        recipe = Reshape(Shard(Constant(maps), 0, (self._ranks,), self._ranks), (experts,))
+        name = f"{node.name}.expert_map.shard"
+        weight = self._rewriter.weight(name, recipe, "i32", [experts])
+        self._rewriter.set_input(node, "expert_map", weight)
 
     def _heads(self, node: Node, rule: HeadRule) -> None:
         """Inputs, weights and output of an operator of heads or channels are this rank's."""

@@ -35,6 +35,8 @@ class CompileRequest:
     """CPU: bf16 weights keep all their bits."""
     ranks: int = 1
     """Devices that the model is spread over; at most the target's `max_ranks`."""
+    ep: bool = False
+    """Whether each of several devices has whole routed experts."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,13 @@ class CudaTarget:
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        return cuda_passes(request.scheme, request.reader, request.ranks, tables=request.tables)
+        return cuda_passes(
+            request.scheme,
+            request.reader,
+            request.ranks,
+            ep=request.ep,
+            tables=request.tables,
+        )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress(Step("planning"))
@@ -140,6 +146,7 @@ class CudaTarget:
                 archs=(f"sm_{self.sm}",),
                 toolchain=f"triton {TRITON_VERSION}, nvrtc {NVRTC_VERSION}",
                 tp=request.ranks,
+                ep=request.ep,
             ),
             kv=plan.kv,
             ledger=ByteLedger(

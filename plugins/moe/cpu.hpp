@@ -19,7 +19,7 @@ namespace trtc {
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
       down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, choice_bias, shared,
-      shared_gate, expert_scale, out;
+      shared_gate, expert_scale, expert_map, out;
   std::int64_t M;
 };
 
@@ -367,6 +367,7 @@ std::size_t moe_scratch(std::int64_t max_rows, int num_threads) {
 
 template <class C>
 void moe(Context& ctx, const moe_args& a) {
+  static_assert(!moe_detail::kPresent<typename C::expert_map_t>, "one process has every expert");
   const moe_detail::Scratch<C> scratch(ctx.scratch, a.M);
   for (std::int64_t row = 0; row < a.M; row += moe_detail::kChunkRows) {
     const std::int64_t left = a.M - row;

@@ -193,7 +193,7 @@ class _Call:
     def buffers(self) -> dict[str, tuple[str, int]]:
         """Scratch: element type and count."""
         axes = self.site.axes
-        hidden, inner, num_experts = axes["H"], axes["I"], axes["E"]
+        hidden, inner, num_experts = axes["H"], axes["I"], axes["L"]
         found = {
             "experts": ("i32", self.pairs),
             "shares": ("f32", self.pairs),
@@ -226,7 +226,7 @@ class _Call:
         return self._launch(
             route,
             {
-                **self._routing(),
+                **self._routing("E"),
                 "TOP_PAD": max(2, power_of_two(self.top_k)),
                 "PAIRS": pairs,
                 "SIGMOID": self.site.attributes["score"] == "sigmoid",
@@ -259,7 +259,7 @@ class _Call:
                 "CAPACITY": self.capacity,
                 "BLOCK": _GATHER_BLOCK,
             },
-            (Extent(times=self.site.axes["E"]), ONE, ONE),
+            (Extent(times=self.site.axes["L"]), ONE, ONE),
             num_warps=4,
         )
 
@@ -344,10 +344,12 @@ class _Call:
             },
             (Extent(self.site.rows, times=triton.cdiv(hidden, block)), ONE, ONE),
             num_warps=4,
+            renamed={} if self.site.has("expert_map") else {"experts": ""},
         )
 
-    def _routing(self) -> dict[str, Any]:
-        num_experts = self.site.axes["E"]
+    def _routing(self, experts: str) -> dict[str, Any]:
+        """Of the experts of an axis: all of the router's, or those that are here."""
+        num_experts = self.site.axes[experts]
         return {
             "COUNT": count_index(self.site.rows),
             "NUM_EXPERTS": num_experts,
@@ -360,7 +362,7 @@ class _Call:
         channels = self.tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
         weight = str(self.site.attributes["weight_dtype"])
         return {
-            **self._routing(),
+            **self._routing("L"),
             "CAPACITY": self.capacity,
             **weight_constants(self.site.attributes, channels),
             "E2M1": weight == "f4e2m1",
@@ -373,7 +375,7 @@ class _Call:
         """Programs a block, for as many blocks as the pairs may fall into at most."""
         if self.in_pairs:
             return (Extent(times=programs), Extent(self.site.rows, times=self.top_k), ONE)
-        blocks = self.pairs // self.tile.block_m + min(self.site.axes["E"], self.pairs)
+        blocks = self.pairs // self.tile.block_m + min(self.site.axes["L"], self.pairs)
         return (Extent(times=programs), Extent(times=blocks), ONE)
 
     def _launch(

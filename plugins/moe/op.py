@@ -14,21 +14,21 @@ MOE = FusedOp(
     inputs=(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
-        # Gate rows before up rows, or up rows alone. In layouts packed and compact: the experts'
-        # bytes one after another; in layout tiles (4-bit) the weights, scales and zeros of each as
-        # plugins/tiles.py says.
-        Parameter("gate_up", ("E", "parts*I", "H"), _WEIGHTS, role="weight"),
-        Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
-        Parameter("gate_up_scale", ("E", "parts*I", "GH"), _SCALES, role="weight", optional=True),
-        Parameter("down_scale", ("E", "H", "GI"), _SCALES, role="weight", optional=True),
-        Parameter("gate_up_zero", ("E", "parts*I", "GH"), ("u8",), role="weight", optional=True),
-        Parameter("down_zero", ("E", "H", "GI"), ("u8",), role="weight", optional=True),
-        Parameter("gate_up_input_scale", ("E",), ("f32",), role="weight", optional=True),
-        Parameter("down_input_scale", ("E",), ("f32",), role="weight", optional=True),
-        Parameter("gate_up_pre_scale", ("E", "H"), ("f32",), role="weight", optional=True),
-        Parameter("down_pre_scale", ("E", "I"), ("f32",), role="weight", optional=True),
-        Parameter("gate_up_bias", ("E", "parts*I"), ("f32",), role="weight", optional=True),
-        Parameter("down_bias", ("E", "H"), ("f32",), role="weight", optional=True),
+        # Of L experts: all E, or those that expert_map numbers. Gate rows before up rows, or up
+        # rows alone. In layouts packed and compact: the experts' bytes one after another; in layout
+        # tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py says.
+        Parameter("gate_up", ("L", "parts*I", "H"), _WEIGHTS, role="weight"),
+        Parameter("down", ("L", "H", "I"), _WEIGHTS, role="weight"),
+        Parameter("gate_up_scale", ("L", "parts*I", "GH"), _SCALES, role="weight", optional=True),
+        Parameter("down_scale", ("L", "H", "GI"), _SCALES, role="weight", optional=True),
+        Parameter("gate_up_zero", ("L", "parts*I", "GH"), ("u8",), role="weight", optional=True),
+        Parameter("down_zero", ("L", "H", "GI"), ("u8",), role="weight", optional=True),
+        Parameter("gate_up_input_scale", ("L",), ("f32",), role="weight", optional=True),
+        Parameter("down_input_scale", ("L",), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_pre_scale", ("L", "H"), ("f32",), role="weight", optional=True),
+        Parameter("down_pre_scale", ("L", "I"), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_bias", ("L", "parts*I"), ("f32",), role="weight", optional=True),
+        Parameter("down_bias", ("L", "H"), ("f32",), role="weight", optional=True),
         Parameter("residual", ("M", "H"), ("f32", "bf16"), optional=True),
         Parameter("choice_bias", ("E",), ("f32",), role="weight", optional=True),
         # What a shared expert gives, and the logit of its own weight.
@@ -36,6 +36,8 @@ MOE = FusedOp(
         Parameter("shared_gate", ("M", "1"), ("f32",), optional=True),
         # Multiplies the weight of each expert in the end.
         Parameter("expert_scale", ("E",), ("f32",), role="weight", optional=True),
+        # Each expert's place among the L; -1: it is another rank's, and adds nothing here.
+        Parameter("expert_map", ("E",), ("i32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(

@@ -37,6 +37,7 @@ def reference(
     shared: Array | None,
     shared_gate: Array | None,
     expert_scale: Array | None,
+    expert_map: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     parts: int,
@@ -117,9 +118,10 @@ def reference(
         top_k, score, margin, num_groups, top_groups, group_score, bool(renormalize), epsilon, scale
     )
     experts, weights = route(router_logits, choice_bias, routing, expert_scale)
+    experts = _numbered_here(experts, expert_map)
     total = np.zeros(x.shape, np.float32)
     for rank in range(top_k):
-        for expert in np.unique(experts[:, rank]):
+        for expert in np.unique(experts[experts[:, rank] >= 0, rank]):
             rows = np.flatnonzero(experts[:, rank] == expert)
             given, share = _weighed(x[rows], weights[rows, rank, None], weighs_inputs)
             both = cast(
@@ -157,6 +159,11 @@ def reference(
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
+
+
+def _numbered_here(experts: Array, expert_map: Array | None) -> Array:
+    """Numbers among the experts whose weights are given; -1: of another rank."""
+    return experts if expert_map is None else expert_map[experts]
 
 
 def _weighed(rows: Array, weights: Array, weighs_inputs: int) -> tuple[Array, Array]:

@@ -59,6 +59,7 @@ def route(
     router_logits,
     choice_bias,
     expert_scale,
+    expert_map,
     x,
     gate_up_pre_scale,
     gate_up_input_scale,
@@ -90,7 +91,8 @@ def route(
     X_STRIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """What plugins/moe/routing.py defines; `given` is None when experts multiply x as it is.
+    """What plugins/moe/routing.py defines, with the experts' numbers on this rank. `given` is None
+    when experts multiply x as it is.
 
     PAIRS: of a program, 1 or all TOP_K of a row. SCALES: of a row of `given`, in given_scale, and
     then a row fits into BLOCK; 0: they have none.
@@ -142,6 +144,8 @@ def route(
         share_of = share_of * SCALE
         if expert_scale is not None:
             share_of = share_of * tl.load(expert_scale + best_of)
+        if expert_map is not None:
+            best_of = tl.load(expert_map + best_of)
         pair_of = row.to(tl.int32) * TOP_K + ranks
         is_mine = (pair_of >= first_pair) & (pair_of < first_pair + PAIRS) & (ranks < TOP_K)
         tl.store(experts + pair_of, best_of, mask=is_mine)
@@ -152,7 +156,7 @@ def route(
             for number in tl.range(0, PAIRS):
                 pair = first_pair + number
                 is_it = pair_of == pair
-                expert = tl.sum(tl.where(is_it, best_of, 0), 0)
+                expert = tl.maximum(tl.sum(tl.where(is_it, best_of, 0), 0), 0)
                 share = tl.sum(tl.where(is_it, share_of, 0.0), 0)
                 by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
                 for begin in tl.range(0, DEPTH, BLOCK):
@@ -188,7 +192,8 @@ def gather(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """members [experts, CAPACITY]: the pairs that chose each expert, counts[expert] of them."""
+    """members [experts, CAPACITY]: the pairs that chose each expert, counts[expert] of them. Pairs
+    of other ranks' experts, whose number is -1, are nobody's."""
     launch_dependents(OVERLAPS)
     expert = tl.program_id(0)
     num_pairs = tl.load(dims + COUNT) * TOP_K
@@ -221,8 +226,8 @@ def block_of_pairs(
     """
     m = tl.arange(0, BLOCK_M)
     if counts is None:
-        found = (block < num_pairs).to(tl.int32)
-        expert = tl.load(experts + block, mask=block < num_pairs, other=0)
+        expert = tl.load(experts + block, mask=block < num_pairs, other=-1)
+        found = (expert >= 0).to(tl.int32)
         pairs = block + m * 0
     else:
         e = tl.arange(0, EXPERTS_PAD)
@@ -438,6 +443,7 @@ def down(
 def combine(
     results,
     shares,
+    experts,
     shared,
     shared_gate,
     residual,
@@ -463,7 +469,10 @@ def combine(
         total = tl.zeros([BLOCK], tl.float32)
         for rank in tl.static_range(TOP_K):
             pair = row * TOP_K + rank
-            result = tl.load(results + pair * COLUMNS + column, mask=inside, other=0.0)
+            is_here = inside
+            if experts is not None:  # results of other ranks' experts were not written
+                is_here = inside & (tl.load(experts + pair) >= 0)
+            result = tl.load(results + pair * COLUMNS + column, mask=is_here, other=0.0)
             total += tl.load(shares + pair) * result
         if shared is not None:
             more = tl.load(shared + row * SHARED_STRIDE + column, mask=inside, other=0.0)

@@ -563,10 +563,10 @@ def test_without_a_compiler_nothing_is_measured_and_max_kl_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> None:
-    model = tiny_checkpoint("lfm2", tmp_path)
+def test_a_recurrence_with_one_norm_is_not_spread_over_gpus(tmp_path: Path) -> None:
+    model = tiny_checkpoint("granite_moe_hybrid", tmp_path)
     request = BuildRequest(str(model), tmp_path / "engine", target="cuda:sm_90", tp=2)
-    with pytest.raises(UnsupportedError, match="--tp: the short convolutions of Lfm2"):
+    with pytest.raises(RequestError, match="--tp: the norm over all heads of Mamba-2 layers"):
         build(request)
 
 
@@ -575,7 +575,6 @@ def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> No
     [
         ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for the latent"),
         ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
-        ({"target": "cuda:sm_90", "tp": 2}, "--t.*: .*latent attention of DeepseekV3ForCausalLM"),
         ({"kv_dtype": "int8"}, "--kv-dtype: the latent attention of DeepseekV3.* kernels for int8"),
     ],
 )
@@ -647,6 +646,7 @@ def test_targets_without_attention_sinks_refuse_them(target: str, tmp_path: Path
         ({"max_seq_len": 1_000_000}, RequestError, "--max-seq-len"),
         ({"page_size": 3}, RequestError, "--page-size"),
         ({"tp": 3}, RequestError, "--tp: is 3"),
+        ({"ep": True}, RequestError, "--ep: experts are spread over the GPUs of --tp"),
         ({"tp": 2, "target": "cpu"}, RequestError, "--tp: is 2, and cpu:.* takes at most 1"),
         ({"max_kl": float("nan")}, RequestError, "--max-kl"),
         ({"max_kl": -1.0}, RequestError, "--max-kl"),

@@ -111,6 +111,29 @@ def test_experts_share_their_own_width() -> None:
         check("bf16", 8, moe_intermediate_size=36)
 
 
+def test_experts_may_be_spread_whole() -> None:
+    """Their widths and groups need not divide, but their number has to."""
+    sizes = {**SIZES, "moe_intermediate_size": 36, "num_experts": 12}
+    spec = decoder_spec(config_dict("qwen3_moe", **sizes), 64)
+    check_sharding(spec, SCHEMES["bf16"], None, 4, ep=True)
+    with pytest.raises(RequestError) as caught:
+        check_sharding(spec, SCHEMES["bf16"], None, 8, ep=True)
+    assert caught.value.problem == "the number of experts, 12, cannot be shared by 8 ranks"
+    assert caught.value.remedy == "Use 4"
+    grouped = {**sizes, "moe_intermediate_size": 384}
+    spec = decoder_spec(config_dict("qwen3_moe", **grouped), 64)
+    scheme = SCHEMES["int4_awq"]
+    with pytest.raises(RequestError, match="3 groups of 128 channels"):
+        check_sharding(spec, scheme, None, 2)
+    check_sharding(spec, scheme, None, 2, ep=True)
+
+
+def test_a_model_without_experts_has_none_to_spread() -> None:
+    spec = decoder_spec(config_dict("llama", **SIZES), 64)
+    with pytest.raises(RequestError, match="--ep: LlamaForCausalLM has no routed experts"):
+        check_sharding(spec, SCHEMES["bf16"], None, 2, ep=True)
+
+
 def test_groups_that_end_as_one_scale_may_be_cut() -> None:
     """W4A8's groups are gone before the ranks are made; W4A16's are not."""
     check("w4a8_awq", 4, intermediate_size=768)

@@ -7,7 +7,16 @@ import pytest
 
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered, site_of
-from tests.support.moe_calls import CASES, EXPERTS, ROWS, Case, moe_call, take_rows
+from tests.support.moe_calls import (
+    CASES,
+    EXPERTS,
+    GPT_OSS,
+    ROWS,
+    Case,
+    moe_call,
+    take_rows,
+    with_experts,
+)
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.lowering import Site
 from trtc.protos.errors import UnsupportedError
@@ -43,6 +52,25 @@ def few(call: KernelCall) -> KernelCall:
 
 @pytest.mark.parametrize("call", CALLS, ids=[str(case) for case in CUDA_CASES])
 def test_kernels_agree_with_reference(call: KernelCall) -> None:
+    assert_close(few(call), run_lowered(few(call), variant=IN_PAIRS, stale=1))
+    some = take_rows(call, slice(0, 23))
+    assert_close(some, run_lowered(some, variant=IN_BLOCKS))
+
+
+OF_A_RANK = [
+    Case("f32", "f32", 24, 20, layout="row_major", expert_scale=True),
+    Case("bf16", "i8", 33, 24, quant="i8", pre_scale=True, layout="row_major"),
+    Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", pre_scale=True, layout="row_major"),
+    Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", router="weighs inputs", layout="row_major"),
+    Case("bf16", "i4", 256, 128, 128, layout="tiles"),
+    Case("f32", "f4e2m1", 64, 32, 32, layout="row_major", e8m0=True, **GPT_OSS),
+]
+
+
+@pytest.mark.parametrize("case", OF_A_RANK, ids=str)
+def test_experts_of_other_ranks_add_nothing(case: Case) -> None:
+    """Their results are poison, which is not read."""
+    call = with_experts(moe_call(np.random.default_rng(90), case), range(1, 3))
     assert_close(few(call), run_lowered(few(call), variant=IN_PAIRS, stale=1))
     some = take_rows(call, slice(0, 23))
     assert_close(some, run_lowered(some, variant=IN_BLOCKS))

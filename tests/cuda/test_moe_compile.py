@@ -30,7 +30,7 @@ def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
             **dict.fromkeys(names, "f32"),
         },
         strides={"x": 2048, "router_logits": 128, "out": 2048},
-        axes={"E": 128, "H": 2048, "I": 768},
+        axes={"E": 128, "L": 128, "H": 2048, "I": 768},
         attributes=MOE.complete_attributes(
             {
                 "I": 768,
@@ -83,7 +83,7 @@ def gpt_oss_site(sm: int) -> Site:
     return Site(
         dtypes={"x": "bf16", "router_logits": "f32", "out": "bf16"} | weights | scales | biases,
         strides={"x": 2880, "router_logits": 32, "out": 2880},
-        axes={"E": 32, "H": 2880, "I": 2880},
+        axes={"E": 32, "L": 32, "H": 2880, "I": 2880},
         attributes=MOE.complete_attributes(
             {
                 "I": 2880,
@@ -132,7 +132,7 @@ def latent_site(weight: str, group: int, experts: int, top_k: int, width: int) -
         like,
         dtypes={**like.dtypes, **extra},
         strides={"x": 7168, "router_logits": experts, "out": 7168, "shared": 7168},
-        axes={"E": experts, "H": 7168, "I": width},
+        axes={"E": experts, "L": experts, "H": 7168, "I": width},
         attributes={**like.attributes, **changed, **groups},
     )
 

@@ -67,10 +67,15 @@ class AllRanks:
 
 
 def run_ranks(
-    scheme: str, directory: str, ranks: int, family: str, overrides: Mapping[str, Any]
+    scheme: str,
+    directory: str,
+    ranks: int,
+    family: str,
+    overrides: Mapping[str, Any],
+    ep: bool = False,
 ) -> dict[str, Any]:
     """Over a prefill, a chunk beside a decode, and a decode."""
-    lowered = lower_ranks(family, SCHEMES[scheme], Path(directory), ranks, **overrides)
+    lowered = lower_ranks(family, SCHEMES[scheme], Path(directory), ranks, ep=ep, **overrides)
     all_ranks: Any = AllRanks(lowered.executors)
     engine = engine_stepper(all_ranks)
     expected = Stepper(lowered.evaluator.run, lowered.kv, NUM_PAGES, scramble=1)
@@ -134,6 +139,11 @@ def test_states_and_latents_of_two_ranks_are_those_of_the_whole_graph(
     assert result["worst"] < 1e-5
     first, other = result["launched"]
     assert other == first, "the ranks ran other work than each other"
+
+
+def test_two_ranks_with_half_of_the_experts_are_the_whole_graph(tmp_path: Path) -> None:
+    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2, "mixtral", ONE_LAYER, True)
+    assert result["worst"] < 1e-5
 
 
 def test_a_build_holds_the_weights_of_every_rank(

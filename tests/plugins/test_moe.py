@@ -18,7 +18,7 @@ from tests.support.kernels import (
     available_isas,
     compile_kernels,
 )
-from tests.support.moe_calls import CASES, EXPERTS, ROWS, moe_call, take_rows
+from tests.support.moe_calls import CASES, EXPERTS, ROWS, moe_call, take_rows, with_experts
 from tests.support.weights import in_memory
 from trtc.plugins.moe.op import MOE
 
@@ -78,6 +78,16 @@ def experts_of(block: torch.nn.Module) -> dict[str, np.ndarray]:
         "gate_up": experts.gate_up_proj.detach().numpy(),
         "down": experts.down_proj.detach().numpy(),
     }
+
+
+def test_the_sums_of_ranks_with_some_of_the_experts_are_the_whole():
+    case = next(case for case in CASES if case.router == "groups")
+    call = moe_call(np.random.default_rng(7), replace(case, layout="row_major", residual=False))
+    ranks = [range(2), range(2, 3), range(3, case.experts)]
+    sums = sum(with_experts(call, here).reference()["out"] for here in ranks)
+    np.testing.assert_allclose(
+        sums, call.reference()["out"], rtol=0, atol=1e-5 * np.abs(sums).max()
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe_unnormalised", "mixtral"])

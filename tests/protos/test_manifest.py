@@ -49,6 +49,14 @@ def test_each_rank_has_a_file_of_weights() -> None:
     assert weights_files(2) == ("weights.rank0.safetensors", "weights.rank1.safetensors")
 
 
+def test_how_gpus_share_a_model_is_said_by_its_names() -> None:
+    alone = tiny_manifest().target
+    both = msgspec.structs.replace(alone, tp=4, ep=True)
+    assert alone.parallelism == ""
+    assert msgspec.structs.replace(alone, tp=2).parallelism == "2 GPUs (tensor parallelism)"
+    assert both.parallelism == "4 GPUs (tensor and expert parallelism)"
+
+
 def test_a_manifest_reads_back(tmp_path: Path) -> None:
     target = msgspec.structs.replace(tiny_manifest().target, tp=8)
     manifest = tiny_manifest(target=target).sealed()

@@ -219,7 +219,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "moe": (
         _site(
             "moe",
-            {"E": 8, "H": WIDTH, "I": WIDTH},
+            {"E": 8, "L": 8, "H": WIDTH, "I": WIDTH},
             _bf16("x", "gate_up", "down", "out") | {"router_logits": "f32"},
             I=WIDTH,
             top_k=2,
@@ -230,9 +230,9 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         ),
         _site(
             "moe",
-            {"E": 8, "H": WIDTH, "I": WIDTH, "GH": 1, "GI": 1},
+            {"E": 8, "L": 4, "H": WIDTH, "I": WIDTH, "GH": 1, "GI": 1},
             _bf16("x", "out")
-            | {"gate_up": "q", "down": "q", "router_logits": "f32"}
+            | {"gate_up": "q", "down": "q", "router_logits": "f32", "expert_map": "i32"}
             | {"gate_up_scale": "f32", "down_scale": "f32"},
             I=WIDTH,
             top_k=2,

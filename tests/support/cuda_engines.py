@@ -116,10 +116,10 @@ def lower_dummy(
 
 
 def lower_ranks(
-    family: str, scheme: Scheme, directory: Path, ranks: int, **overrides: Any
+    family: str, scheme: Scheme, directory: Path, ranks: int, *, ep: bool = False, **overrides: Any
 ) -> LoweredRanks:
-    """The same with --tp; the ranks meet in threads."""
-    engine = _lower(family, scheme, directory, None, 90, ranks, overrides)
+    """The same with --tp, and --ep; the ranks meet in threads."""
+    engine = _lower(family, scheme, directory, None, 90, ranks, overrides, ep=ep)
     meeting = Meeting(ranks)
     opened = [engine.open(rank, meeting.exchange_of(rank)) for rank in range(ranks)]
     whole, _ = run_passes(engine.source, cuda_passes(scheme, engine.reader))
@@ -137,6 +137,7 @@ def _lower(
     overrides: Mapping[str, Any],
     *,
     native: bool = False,
+    ep: bool = False,
 ) -> _Engine:
     from trtc.builder.targets.cuda import CudaTarget
 
@@ -149,6 +150,7 @@ def _lower(
         exact_activations=True,
         window_groups=target.window_groups,
         ranks=ranks,
+        ep=ep,
         **overrides,
     )
     path = request.workdir

@@ -175,6 +175,7 @@ def dummy_request(
     exact_activations: bool,
     window_groups: bool = False,
     ranks: int = 1,
+    ep: bool = False,
     **overrides: Any,
 ) -> CompileRequest:
     """What a target is asked to compile: a tiny model with random canonical tensors of a scheme."""
@@ -202,6 +203,7 @@ def dummy_request(
         workdir=engine,
         scratch=scratch,
         ranks=ranks,
+        ep=ep,
     )
 
 

@@ -178,6 +178,19 @@ def _of_router_and_shared(rng: np.random.Generator, case: Case, rows: int) -> di
     return inputs
 
 
+def with_experts(call: KernelCall, here: range) -> KernelCall:
+    """The call of a rank that has these experts alone."""
+    weights = {
+        parameter.name: np.ascontiguousarray(array[here.start : here.stop])
+        for parameter in call.op.inputs
+        if parameter.axes[0] == "L" and (array := call.inputs.get(parameter.name)) is not None
+    }
+    experts = call.inputs["router_logits"].shape[1]
+    numbers = np.full(experts, -1, np.int32)
+    numbers[here] = np.arange(len(here))
+    return replace(call, inputs={**call.inputs, **weights, "expert_map": numbers})
+
+
 def take_rows(call: KernelCall, rows: Any) -> KernelCall:
     varying = {
         name: np.ascontiguousarray(array[rows])

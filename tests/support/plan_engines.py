@@ -94,7 +94,7 @@ def compile_dummy_rtx(
     family: str, scheme: str, kv_dtype: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Module, TensorReader]:
     """An engine of a quantised model without calibration, and the graph that it was cut from."""
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
     target = tensorrt_rtx.TensorRtRtxTarget((SM,))
     compile_request = dummy_request(
         family,

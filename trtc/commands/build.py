@@ -173,6 +173,11 @@ _TARGETS = (
     help="GPUs to spread the model over: 1, 2, 4 or 8. For --target cuda.",
 )
 @click.option(
+    "--ep",
+    is_flag=True,
+    help="Each GPU of --tp has some of the routed experts whole, instead of its share of each.",
+)
+@click.option(
     "--family",
     type=click.Path(path_type=Path),
     metavar="FILE.py",

@@ -32,7 +32,7 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
         ("scheme", f"{scheme.name}, {_origin(manifest)}"),
         *([("formats", _formats(manifest))] if scheme.formats else []),
         ("target", f"{manifest.target.name}, {manifest.target.toolchain}"),
-        *([("ranks", f"{ranks} GPUs (tensor parallelism)")] if ranks > 1 else ()),
+        *([("ranks", manifest.target.parallelism)] if ranks > 1 else ()),
         (
             "limits",
             f"{limits.max_batch_size} sequences of {limits.max_seq_len} tokens, "

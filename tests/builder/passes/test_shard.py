@@ -99,7 +99,8 @@ ONE_RANK = ("gemma4_e", "granite_moe_hybrid")
 """Inputs of each layer, and norms over all heads of a recurrence, are for one GPU."""
 SIZES: Mapping[str, Mapping[str, int]] = {
     "gemma4": {"num_global_key_value_heads": 4},
-    "jamba": {"mamba_expand": 2},
+    "gpt_oss": {"num_local_experts": 4},
+    "llama4": {"num_local_experts": 4},
     "nemotron_h": {"n_groups": 4},
     "nemotron_h_moe": {"n_groups": 4},
     "qwen3_5": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
@@ -123,6 +124,13 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 )
 def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
     """Compared in f32, whatever the weights are: in bf16 each rank's part is rounded."""
+    whole, sharded, reader = sharded_family(family, scheme, 4)
+    assert_same_logits(whole, sharded, reader, 4, scheme)
+
+
+def sharded_family(
+    family: str, scheme: str, ranks: int, *, ep: bool = False
+) -> tuple[Module, Module, TensorReader]:
     sizes = {
         "hidden_size": 128,
         "intermediate_size": 512,
@@ -137,16 +145,43 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
     dummy, quantization = dummy_checkpoint(spec, named)
     reader = Remembered(LivelyReader(dummy, named))
     request = GraphRequest(named, "f32", LIMITS, quantization, 4)
-    whole, _ = run_passes(build_graph(spec, request, reader), before_shard(named, reader, 4))
-    sharded, _ = run_passes(whole, [Loose(ShardOverRanks(4))])
+    whole, _ = run_passes(build_graph(spec, request, reader), before_shard(named, reader, ranks))
+    sharded, _ = run_passes(whole, [Loose(ShardOverRanks(ranks, ep))])
+    return whole, sharded, reader
+
+
+def assert_same_logits(
+    whole: Module, sharded: Module, reader: TensorReader, ranks: int, scheme: str
+) -> None:
     expected = logits(whole, reader)
-    found = of_ranks(sharded, reader, whole, ranks=4)
+    found = of_ranks(sharded, reader, whole, ranks)
     largest = np.abs(expected).max()
     assert largest > 0.1
     assert np.median(np.abs(found - expected)) <= 1e-6 * largest
     # A value on the edge between two E4M3 numbers may fall to the other side.
-    edges = 0.05 if named.activation == "f8e4m3" else 1e-5
+    edges = 0.05 if SCHEMES[scheme].activation == "f8e4m3" else 1e-5
     np.testing.assert_allclose(found, expected, rtol=0, atol=edges * largest)
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        *((family, "fp32") for family in ("deepseek_v3", "gpt_oss", "llama4", "nemotron_h_moe")),
+        *((family, "fp8") for family in ("mixtral", "qwen3_5_moe")),
+        ("gpt_oss", "mxfp4"),
+    ],
+)
+def test_two_ranks_with_half_of_the_experts_compute_what_one_does(family: str, scheme: str) -> None:
+    """Experts whose width does not divide may be spread so."""
+    whole, sharded, reader = sharded_family(family, scheme, 2, ep=True)
+    moes = nodes(sharded, "moe")
+    assert moes
+    for node, of_one in zip(moes, nodes(whole, "moe"), strict=True):
+        (experts, *rest), (all_experts, *same) = (
+            shape_of(one, given(moe)["down"]) for one, moe in ((sharded, node), (whole, of_one))
+        )
+        assert (2 * experts, rest) == (all_experts, same)
+    assert_same_logits(whole, sharded, reader, 2, scheme)
 
 
 def test_sums_of_one_term_are_equal_to_the_bit() -> None:
