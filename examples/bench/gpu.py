@@ -10,8 +10,9 @@ shapes with random weights (steps, an offline load, cold starts, a load through 
 table and writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it,
 `--engines` some of the schemes.
 
-The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: pyllama on two ranks
-against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is killed.
+The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: the model on two ranks
+against its twin (with `--ep` too, if it has routed experts), shapes on 2 and on 4, and a rank that
+is killed.
 """
 
 import argparse
@@ -21,15 +22,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from examples.bench.gpu_layers import describe, errors_by_call
 from examples.bench.gpu_operators import check_operators
-from examples.bench.gpu_ranks import kill_a_rank, run_ranks
+from examples.bench.gpu_ranks import (
+    RANKED,
+    RANKED_AS,
+    RANKED_TWINS,
+    Ranks,
+    kill_a_rank,
+    run_ranks,
+)
 from examples.bench.gpu_serving import in_process, run_serving
-from examples.bench.gpu_shapes import LLAMA_70B, SHAPES
+from examples.bench.gpu_shapes import SHAPES
 from examples.bench.gpu_steps import copy_bytes_per_s, opened, pages_for_workload, time_engine
 from examples.bench.peers.gpu_work import MAX_SEQUENCES, MAX_STEP_TOKENS
 from trtc.runtime.device.driver_api import DriverApi
@@ -64,6 +72,8 @@ class Variation:
         """The directory of the engine without weights."""
         return f"{self.shape}-{self.name}"
 
+
+Named = TypeVar("Named", Variation, Ranks)
 
 TWINS = (
     Variation("fp32", "fp32"),
@@ -100,8 +110,6 @@ UNWEIGHTED = (
     Variation("windows-bf16", "bf16", shape="gemma-3-12b"),
 )
 """Engines of shapes, whose weights are random."""
-RANK_TWINS = ("fp32", "bf16", "fp8")
-RANK_SHAPES = (2, 4)
 SERVED = ("fp8", "fp8-kv8")
 """Which of the shapes are asked through gRPC too."""
 
@@ -130,10 +138,10 @@ def make(
             max_num_tokens=MAX_STEP_TOKENS,
         )
     if "tp" in only:
-        _make_ranks(directory, sm)
+        _make_ranks(directory, model, sm, names)
 
 
-def _named(all_of_them: Sequence[Variation], names: Sequence[str]) -> list[Variation]:
+def _named(all_of_them: Sequence[Named], names: Sequence[str]) -> list[Named]:
     return [one for one in all_of_them if not names or one.name in names]
 
 
@@ -144,24 +152,36 @@ def _config(model: Path, config: Mapping[str, Any]) -> Path:
     return model
 
 
-def _make_ranks(directory: Path, sm: int) -> None:
-    """The twins' GPU engines on two ranks, and the 70B shape."""
-    for one in TWINS:
-        if one.name in RANK_TWINS:
-            _build(PYLLAMA, directory / f"tp2-{one.name}", one, f"cuda:sm_{sm}", tp=2)
-    config = _config(directory / "llama-70b", LLAMA_70B)
-    for ranks in RANK_SHAPES:
+def _make_ranks(directory: Path, model: Path, sm: int, names: Sequence[str]) -> None:
+    """Some of the twins' GPU engines on two ranks, and shapes on several."""
+    for one in _named(TWINS, names):
+        for prefix, ep in _rank_prefixes(model) if one.name in RANKED_TWINS else ():
+            _build(model, directory / f"{prefix}-{one.name}", one, f"cuda:sm_{sm}", tp=2, ep=ep)
+    for ranks in _named(RANKED, names):
+        shape = SHAPES[ranks.shape]
         _build(
-            config,
-            directory / f"70b-fp8-tp{ranks}",
-            Variation("fp8", "fp8"),
+            _config(directory / f"config-{ranks.shape}", shape.config),
+            directory / ranks.name,
+            Variation(ranks.dtype, ranks.dtype),
             f"cuda:sm_{sm}",
-            tp=ranks,
+            tp=ranks.tp,
+            ep=ranks.ep,
             dummy_weights=True,
-            max_batch_size=128,
-            max_seq_len=8192,
-            max_num_tokens=8192,
+            max_batch_size=MAX_SEQUENCES,
+            max_seq_len=shape.workload.longest,
+            max_num_tokens=MAX_STEP_TOKENS,
         )
+
+
+def _rank_prefixes(model: Path) -> list[tuple[str, bool]]:
+    """Of the engines on two ranks, and whether each rank has whole experts."""
+    from trtc.builder.request import BuildRequest
+    from trtc.builder.source import open_source
+    from trtc.builder.spec import MoeMlpSpec
+
+    spec = open_source(BuildRequest(str(model), Path(), dummy_weights=True)).spec
+    has_experts = any(isinstance(layer.mlp, MoeMlpSpec) for layer in spec.layers)
+    return [(name, ep) for name, ep in RANKED_AS.items() if has_experts or not ep]
 
 
 def _make_twin(directory: Path, model: Path, one: Variation, sm: int) -> None:
@@ -228,9 +248,9 @@ def run_twin(directory: Path, one: Variation) -> dict[str, Any]:
         return compared
 
 
-def run_rank_twin(directory: Path, one: Variation) -> dict[str, Any]:
+def run_rank_twin(directory: Path, engine: Path, one: Variation) -> dict[str, Any]:
     """The same of two ranks."""
-    with opened(directory / f"tp2-{one.name}", ShardedExecutor, num_pages=256) as (_, executor):
+    with opened(engine, ShardedExecutor, num_pages=256) as (_, executor):
         return _compare_twin(directory, one, executor)
 
 
@@ -315,7 +335,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
             run_serving(directory / one.engine) for one in wanted if one.name in SERVED
         ]
     if "tp" in only:
-        results |= _run_tp(directory, api.call("cuDeviceGetCount"), twins)
+        results |= _run_tp(directory, api.call("cuDeviceGetCount"), twins, _named(RANKED, names))
     (directory / "results.json").write_text(json.dumps(results, indent=1))
     wrong = [one for one in results.get("operators", ()) if one["problem"] or one["worst"] > 1]
     compared = [*results.get("twins", ()), *results.get("rank_twins", ())]
@@ -324,21 +344,23 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
     return 1 if wrong or strange else 0
 
 
-def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[str, Any]:
-    shapes = {ranks: directory / f"70b-fp8-tp{ranks}" for ranks in RANK_SHAPES}
-    missing = [engine.name for engine in shapes.values() if not engine.exists()]
-    ranked = [one for one in twins if (directory / f"tp2-{one.name}").exists()]
-    print(f"  {num_gpus} GPUs; engines that were not made: {', '.join(missing) or 'none'}")
-    if num_gpus < min(RANK_SHAPES):
+def _run_tp(
+    directory: Path, num_gpus: int, twins: Sequence[Variation], ranked: Sequence[Ranks]
+) -> dict[str, Any]:
+    shapes = [one for one in ranked if (directory / one.name).exists()]
+    engines = ((one, directory / f"{name}-{one.name}") for one in twins for name in RANKED_AS)
+    sharded = [(one, engine) for one, engine in engines if engine.exists()]
+    print(f"  {num_gpus} GPUs; shapes: {', '.join(one.name for one in shapes) or 'none were made'}")
+    if num_gpus < 2:
         return {}
     rate = copy_bytes_per_s()
     return {
-        "rank_twins": [run_rank_twin(directory, one) for one in ranked],
-        "rank_killed": [kill_a_rank(directory / f"tp2-{one.name}") for one in ranked[:1]],
+        "rank_twins": [run_rank_twin(directory, engine, one) for one, engine in sharded],
+        "rank_killed": [kill_a_rank(engine) for _, engine in sharded[:1]],
         "rank_steps": [
-            run_ranks(engine, rate)
-            for ranks, engine in shapes.items()
-            if ranks <= num_gpus and engine.exists()
+            run_ranks(directory / one.name, SHAPES[one.shape].workload, rate)
+            for one in shapes
+            if one.tp <= num_gpus
         ],
     }
 

@@ -181,6 +181,13 @@ _LONG = ((1, 32768), (16, 32768))
 _PREFILLS = ((16, 1024), (1, 32768))
 SHAPES: Mapping[str, Shape] = {
     "8b": Shape(LLAMA_8B),
+    "70b": Shape(
+        LLAMA_70B,
+        Workload(
+            decodes=tuple((batch, DECODE_CONTEXT) for batch in (1, 16, 64, 128)),
+            prefills=((16, 1024), (8, 4096)),
+        ),
+    ),
     "gpt-oss-20b": Shape(
         GPT_OSS_20B, Workload(decodes=_SHORT, prefills=((16, 1024),), offline=(512, 1024, 1024))
     ),
