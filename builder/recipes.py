@@ -198,18 +198,20 @@ class Shard(OfOne):
     source: Recipe
     axis: int
     parts: tuple[int, ...]
-    """Extents; each is divided into `ranks` equal slices."""
+    """Extents; each is divided into `ranks` equal slices, or into its `shares`."""
     ranks: int
     rank: int = 0
-    replicated: frozenset[int] = frozenset()
-    """Indices of parts that are not divided: every rank has all of them."""
+    shares: tuple[int, ...] = ()
+    """Into how many slices each part is divided, where that is not `ranks`: neighbouring ranks have
+    the same slice then."""
 
     def of(self, source: Array) -> Array:
         """The rank's slices, concatenated; a view of the source if there is one part."""
         slices, begin = [], 0
-        for index, part in enumerate(self.parts):
-            size = part if index in self.replicated else part // self.ranks
-            first = begin if index in self.replicated else begin + self.rank * size
+        shares = self.shares or (self.ranks,) * len(self.parts)
+        for part, share in zip(self.parts, shares, strict=True):
+            size = part // share
+            first = begin + self.rank * share // self.ranks * size
             slices.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
             begin += part
         return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=self.axis)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 from trtc.builder.spec import (
-    AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
@@ -67,6 +66,10 @@ def _problem(
     for extent, what in _extents(spec, ep):
         if extent % ranks:
             return f"{what}, {extent},"
+    for _, attention in spec.attentions:
+        heads = attention.num_kv_heads  # with fewer than ranks, several ranks have the same
+        if heads % ranks and ranks % heads:
+            return f"the number of KV heads, {heads},"
     for linear in _cut_by_depth(spec, ep):
         group = _group_size(linear, scheme, linears)
         if linear.in_features // ranks % group:
@@ -90,8 +93,6 @@ def _extents(spec: DecoderSpec, ep: bool) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_heads, "the number of heads"
         if isinstance(layer.mixer, Mamba2Spec):
             yield layer.mixer.num_groups, "the number of groups of heads"
-        if isinstance(layer.mixer, AttentionSpec):
-            yield layer.mixer.num_kv_heads, "the number of KV heads"
         if ep and _experts(layer):
             yield len(_experts(layer)), "the number of experts"
         for mlp in _cut_mlps(layer, ep):

@@ -270,9 +270,11 @@ def _plane_of_rank(plane: Plane, ranks: int) -> Plane:
     is_by_width = plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1)
     axis = "width" if is_by_width else "heads"
     extent = getattr(plane, axis)
-    if extent % ranks:
+    # Where there are fewer heads of keys and values than ranks, neighbouring ranks have the same.
+    shares = min(extent, ranks) if plane.name in ("k", "v") else ranks
+    if extent % shares or ranks % shares:
         raise InvariantError(f"{extent} by {ranks} ranks", field=f"the {axis} of {plane.name}")
-    return msgspec.structs.replace(plane, **{axis: extent // ranks})
+    return msgspec.structs.replace(plane, **{axis: extent // shares})
 
 
 def _aligned(num_bytes: int) -> int:

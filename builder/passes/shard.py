@@ -97,7 +97,17 @@ class _Walk:
         return extent // self._ranks
 
     def _share_of(self, part: Part, where: str, unit: int = 1) -> int:
-        return part.extent if part.is_whole else self.share(part.extent, where, unit)
+        shares = part.shares(self._ranks)
+        if part.extent % (unit * shares) or self._ranks % shares:
+            raise InvariantError(
+                f"{part.extent} in units of {unit} by {self._ranks} ranks", field=where
+            )
+        return part.extent // shares
+
+    def _shard(self, source: Recipe, axis: int, parts: Parts, group: int = 1) -> Shard:
+        shares = tuple(part.shares(self._ranks) for part in parts)
+        extents = tuple(part.extent // group for part in parts)
+        return Shard(source, axis, extents, self._ranks, shares=shares)
 
     def _whole(self, node: Node) -> None:
         for tensor in node.inputs:
@@ -143,9 +153,7 @@ class _Walk:
         if not any(found):
             return None
         sizes = self._sizes(split)
-        parts = (
-            parts or (Part(size, is_whole=True),) for parts, size in zip(found, sizes, strict=True)
-        )
+        parts = (parts or (Part(size, heads=1),) for parts, size in zip(found, sizes, strict=True))
         return tuple(part for one in parts for part in one)
 
     def _linear_by_columns(self, node: Node, parts: Parts) -> None:
@@ -227,6 +235,9 @@ class _Walk:
                 self._cut(node, name, axis, (Part(weight.shape[axis]),))
         for name in set(rule.attributes) & set(node.attrs):
             node.attrs[name] = self.share(node.attrs[name], node.name)
+        for name in set(rule.few) & set(node.attrs):
+            heads = int(node.attrs[name])
+            node.attrs[name] = self._share_of(Part(heads, heads), node.name)
         if node.attrs.get("scales", 0) > 1:
             node.attrs["scales"] = self.share(node.attrs["scales"], node.name)
         self._part_output(node, parts[next(iter(parts))] or ())
@@ -249,12 +260,7 @@ class _Walk:
         node.outputs[0] = normed
         columns = self._rewriter.weight(
             f"{node.name}.columns.shard",
-            Shard(
-                Constant(np.arange(whole.shape[1], dtype=np.int32)),
-                0,
-                tuple(part.extent for part in parts),
-                self._ranks,
-            ),
+            self._shard(Constant(np.arange(whole.shape[1], dtype=np.int32)), 0, parts),
             "i32",
             [sum(self._share_of(part, node.name) for part in parts)],
         )
@@ -284,7 +290,7 @@ class _Walk:
                 own.append(parts.pop(0))
             shared.append(sum(self._share_of(part, node.name) for part in own))
             tensor.shape = [source.shape[0], shared[-1]]
-            if not all(part.is_whole for part in own):
+            if any(part.shares(self._ranks) > 1 for part in own):
                 self._parted[tensor.name] = tuple(own)
         node.inputs[1] = self._rewriter.constant(
             f"{node.inputs[1].name}.shard", np.array(shared, np.int64), "i64"
@@ -306,13 +312,7 @@ class _Walk:
         where = f"{node.name}.{parameter}"
         shape = list(tensor.shape)
         shape[axis] = sum(self._share_of(part, where, group) for part in parts) // group
-        recipe = Shard(
-            self._rewriter.recipes[tensor.name],
-            axis,
-            tuple(part.extent // group for part in parts),
-            self._ranks,
-            replicated=frozenset(at for at, part in enumerate(parts) if part.is_whole),
-        )
+        recipe = self._shard(self._rewriter.recipes[tensor.name], axis, parts, group)
         self._set_weight(node, parameter, tensor, recipe, shape)
 
     def _set_weight(

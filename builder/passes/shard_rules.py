@@ -11,8 +11,13 @@ class Part(NamedTuple):
     """Adjacent columns of a tensor (q, k or v)."""
 
     extent: int
-    is_whole: bool = False
-    """Every rank has all of them, and not its share."""
+    heads: int = 0
+    """Heads that are not divided: where there are fewer than ranks, neighbouring ranks have the
+    same one, and of a single one all of them. 0: columns are shared one by one."""
+
+    def shares(self, ranks: int) -> int:
+        """How many different slices the ranks have between them."""
+        return min(self.heads or ranks, ranks)
 
 
 Parts = tuple[Part, ...]
@@ -34,6 +39,8 @@ class HeadRule:
     """Weights of which a rank has its share, and the axis of heads or channels."""
     attributes: tuple[str, ...] = ()
     """Numbers of heads or channels."""
+    few: tuple[str, ...] = ()
+    """Numbers of heads of the cache; there may be fewer than ranks."""
     shares_inputs: bool = True
     """Whether a linear that gives one of `reads` computes a rank's share alone. Otherwise the
     operator follows its input, which may be whole."""
@@ -41,6 +48,10 @@ class HeadRule:
 
 def _one(node: Node, width: int) -> Parts:
     return (Part(width),)
+
+
+def _kv_heads(node: Node, width: int) -> Parts:
+    return (Part(width, node.attrs["num_kv_heads"]),)
 
 
 def _thirds(node: Node, width: int) -> Parts:
@@ -59,11 +70,14 @@ def _channels_b_c(node: Node, width: int) -> Parts:
 
 HEAD_RULES: Mapping[str, HeadRule] = {
     "rope": HeadRule({"q": _one}, {}, ("num_heads",)),
-    "rope_kv_write": HeadRule({"q": _one, "k": _one, "v": _one}, {}, ("num_heads", "num_kv_heads")),
+    "rope_kv_write": HeadRule(
+        {"q": _one, "k": _kv_heads, "v": _kv_heads}, {}, ("num_heads",), ("num_kv_heads",)
+    ),
     "paged_attention": HeadRule(
         {"q": _one},
         {"pre_scale": 0, "sinks": 0},
-        ("num_heads", "num_kv_heads"),
+        ("num_heads",),
+        ("num_kv_heads",),
         shares_inputs=False,
     ),
     "latent_kv_write": HeadRule({"q": _one}, {}, ("num_heads",)),

@@ -1,7 +1,7 @@
 """All ranks of a sharded model in one process: their graphs in threads that meet at collectives."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ import numpy as np
 from trtc.builder.evaluator import Evaluator, Exchange
 from trtc.builder.module import Module
 from trtc.builder.recipes import Array, TensorReader, recipe_of_rank
-from trtc.protos.kv import Place
 
 _PATIENCE_S = 60.0
 
@@ -44,17 +43,13 @@ class Meeting:
         self._barrier.abort()
 
 
-def _shared_axis(place: Place) -> int | None:
-    """Of a pool, the axis that ranks share; None: each has the whole.
+def _shared_axis(whole: tuple[int, ...], of_rank: Sequence[int | str]) -> int:
+    """Of a pool, the axis that ranks share; any, where each rank has all of it.
 
     A convolution's columns are joined rank by rank, which is not their order in the whole model.
     """
-    plane = place.entry.planes[0]
-    if plane.name == "latent":
-        return None
-    if plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1):
-        return 2
-    return 1 if plane.name == "matrix" else 3
+    axes = range(1, len(whole))
+    return next((axis for axis in axes if whole[axis] != of_rank[axis]), 1)
 
 
 class ShardedRun:
@@ -63,7 +58,7 @@ class ShardedRun:
 
     def __init__(self, module: Module, reader: TensorReader, ranks: int) -> None:
         self._meeting = Meeting(ranks)
-        self._axes = {place.name: _shared_axis(place) for place in module.kv.places}
+        self._shapes = {place.name: module.kv.pool_shape(place) for place in module.kv.places}
         self._evaluators = [
             Evaluator(module_of_rank(module, rank), reader, self._meeting.exchange_of(rank))
             for rank in range(ranks)
@@ -77,25 +72,26 @@ class ShardedRun:
         for other in others:
             np.testing.assert_array_equal(other, first)
         joined = {
-            name: self._joined(name.removesuffix("_out"), [output[name] for output in outputs])
+            name: self._joined(
+                [output[name] for output in outputs], name.removesuffix("_out"), inputs
+            )
             for name in outputs[0]
             if name != "logits"
         }
         return {"logits": first, **joined}
 
-    def _joined(self, name: str, pools: list[Array]) -> Array:
-        axis = self._axes[name]
-        if axis is not None:
-            return np.concatenate(pools, axis=axis)
-        for pool in pools:
-            np.testing.assert_array_equal(pool, pools[0])
-        return pools[0]
+    def _joined(self, pools: list[Array], name: str, inputs: Mapping[str, Array]) -> Array:
+        """The pools of all ranks side by side; ranks that share one must have left the same."""
+        whole = inputs[name].shape
+        axis = _shared_axis(whole, self._shapes[name])
+        each = len(pools) * pools[0].shape[axis] // whole[axis]
+        for at, pool in enumerate(pools):
+            np.testing.assert_array_equal(pool, pools[at // each * each])
+        return np.concatenate(pools[::each], axis=axis)
 
     def _run(self, rank: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
         own = {
-            name: np.split(array, len(self._evaluators), axis=axis)[rank]
-            if (axis := self._axes.get(name)) is not None
-            else array
+            name: self._share(array, name, rank) if name in self._shapes else array
             for name, array in inputs.items()
         }
         try:
@@ -103,3 +99,8 @@ class ShardedRun:
         except BaseException:
             self._meeting.leave()
             raise
+
+    def _share(self, pool: Array, name: str, rank: int) -> Array:
+        axis = _shared_axis(pool.shape, self._shapes[name])
+        shares = pool.shape[axis] // int(self._shapes[name][axis])
+        return np.split(pool, shares, axis=axis)[rank * shares // len(self._evaluators)]

@@ -128,8 +128,16 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
     assert_same_logits(whole, sharded, reader, 4, scheme)
 
 
+@pytest.mark.parametrize("family", ["llama", "olmo2", "gpt_oss"])
+def test_ranks_share_kv_heads_of_which_there_are_fewer(family: str) -> None:
+    whole, sharded, reader = sharded_family(family, "fp32", 4, num_key_value_heads=2)
+    assert kv_heads(whole.kv) == {2}
+    assert kv_heads(sharded.kv) == {1}
+    assert_same_logits(whole, sharded, reader, 4, "fp32")
+
+
 def sharded_family(
-    family: str, scheme: str, ranks: int, *, ep: bool = False
+    family: str, scheme: str, ranks: int, *, ep: bool = False, **more: int
 ) -> tuple[Module, Module, TensorReader]:
     sizes = {
         "hidden_size": 128,
@@ -137,9 +145,10 @@ def sharded_family(
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     }
-    for beginning, more in SIZES.items():
+    for beginning, own in SIZES.items():
         if family.startswith(beginning):
-            sizes |= more
+            sizes |= own
+    sizes |= more
     spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
     named = replace(SCHEMES[scheme], dtype="f32")
     dummy, quantization = dummy_checkpoint(spec, named)
@@ -307,9 +316,8 @@ def test_the_given_module_stays_and_the_result_is_final() -> None:
 @pytest.mark.parametrize(
     ("kind", "ranks", "message"),
     [
-        (Tiny(), 4, "the heads of k: 2 by 4 ranks"),
-        (Tiny("int4_awq"), 4, "the heads of k"),
-        (Tiny(), 3, "by 3 ranks"),
+        (Tiny(), 8, "4 in units of 1 by 8 ranks"),
+        (Tiny(), 3, "the heads of k: 2 by 3 ranks"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(kind: Tiny, ranks: int, message: str) -> None:

@@ -34,7 +34,7 @@ def test_a_rule_names_what_the_operator_has(op: str) -> None:
     assert next(iter(rule.reads)) == definition.inputs[0].name
     assert {roles[name] for name in rule.reads} == {"activation"}
     assert {roles[name] for name in rule.weights} <= {"weight"}
-    assert set(rule.attributes) <= {attribute.name for attribute in definition.attributes}
+    assert {*rule.attributes, *rule.few} <= {attribute.name for attribute in definition.attributes}
 
 
 @pytest.mark.parametrize("op", HEAD_RULES)
@@ -45,7 +45,7 @@ def test_the_parts_of_an_input_are_all_of_it(op: str) -> None:
         width = int(eval(axes[parameter][1], {}, SIZES))
         parts = parts_of(node, width)
         assert sum(part.extent for part in parts) == width
-        assert not any(part.is_whole for part in parts)
+        assert all(part.shares(2) == 2 for part in parts)
 
 
 @pytest.mark.parametrize("op", HEAD_RULES)
@@ -53,7 +53,7 @@ def test_weights_that_a_head_has_alone_are_named(op: str) -> None:
     """A weight with an axis of heads or channels that the rule forgets would be read at those of
     rank 0 on every rank."""
     rule = HEAD_RULES[op]
-    own = {*rule.attributes, "channels"}
+    own = {*rule.attributes, *rule.few, "channels"}
     for parameter in REGISTRY[op].inputs:
         if parameter.role != "weight" or parameter.name in rule.weights:
             continue
