@@ -24,7 +24,7 @@ from tests.support.linear_calls import Case as Linear
 from tests.support.linear_calls import linear_call, take_rows
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
-from tests.support.moe_calls import GATELESS, GPT_OSS, ROUTERS, moe_call
+from tests.support.moe_calls import GATELESS, GPT_OSS, ROUTERS, moe_call, with_experts
 from tests.support.moe_calls import Case as Experts
 from tests.support.operands import random_array, scalar
 from tests.support.rope_calls import assert_rope_close
@@ -216,6 +216,29 @@ def test_experts_whose_inputs_have_scales_of_rows(
         experts=16,
     )  # fmt: skip
     call = moe_call(rng, case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, -1)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Experts("bf16", "bf16", 512, 256, layout="row_major", top_k=4, experts=16),
+        Experts(
+            "bf16", "f8e4m3", 512, 256, quant="dynamic_f8e4m3", layout="row_major", top_k=4,
+            experts=16,
+        ),
+        Experts(
+            "bf16", "f4e2m1", 512, 256, 32, e8m0=True, layout="row_major", top_k=4, experts=16,
+            **GPT_OSS,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_experts_of_one_of_four_ranks(
+    gpu: Gpu, rng: np.random.Generator, case: Experts, rows: int, variant: int
+) -> None:
+    call = with_experts(moe_call(rng, case, rows), range(4, 8))
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
