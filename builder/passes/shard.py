@@ -71,7 +71,8 @@ _ROWWISE = ("gather_rows", "causal_conv")
 
 
 class _Walk:
-    """Visits the nodes in order and remembers which tensors are parted."""
+    """Visits the nodes in order and remembers of which tensors a rank reads its share. A share may
+    be all of a tensor, of which every rank has the only head."""
 
     def __init__(self, rewriter: Rewriter, ranks: int, ep: bool) -> None:
         self._rewriter = rewriter
@@ -109,14 +110,17 @@ class _Walk:
         extents = tuple(part.extent // group for part in parts)
         return Shard(source, axis, extents, self._ranks, shares=shares)
 
+    def _is_parted(self, tensor: Tensor) -> bool:
+        return any(part.shares(self._ranks) > 1 for part in self._parted.get(tensor.name, ()))
+
     def _whole(self, node: Node) -> None:
         for tensor in node.inputs:
-            if tensor.name in self._parted:
+            if self._is_parted(tensor):
                 raise InvariantError(f"{node.op} needs the whole of {tensor.name}", field=node.name)
 
     def _linear(self, node: Node) -> None:
         x, out = node.inputs[0], node.outputs[0]
-        if x.name in self._parted:
+        if self._is_parted(x):
             self._linear_by_depth(node, self._parted[x.name])
         elif self._rewriter.is_output(out):
             self._linear_by_columns(node, (Part(node.attrs["N"]),))
@@ -217,17 +221,15 @@ class _Walk:
 
     def _heads(self, node: Node, rule: HeadRule) -> None:
         """Inputs, weights and output of an operator of heads or channels are this rank's."""
-        given = {parameter: input_of(node, parameter) for parameter in rule.reads}
-        parts = {
-            parameter: self._parted.get(tensor.name)
-            for parameter, tensor in given.items()
-            if tensor is not None
+        given = {
+            parameter: tensor
+            for parameter in rule.reads
+            if (tensor := input_of(node, parameter)) is not None
         }
-        if not any(parts.values()) and not rule.attributes:
-            self._whole(node)
+        if not rule.attributes and not any(map(self._is_parted, given.values())):
             return
-        for parameter, found in parts.items():
-            if found is None:
+        for parameter, tensor in given.items():
+            if tensor.name not in self._parted:
                 raise InvariantError(f"needs this rank's share of {parameter}", field=node.name)
         for name, axis in rule.weights.items():
             weight = input_of(node, name)
@@ -240,7 +242,8 @@ class _Walk:
             node.attrs[name] = self._share_of(Part(heads, heads), node.name)
         if node.attrs.get("scales", 0) > 1:
             node.attrs["scales"] = self.share(node.attrs["scales"], node.name)
-        self._part_output(node, parts[next(iter(parts))] or ())
+        first = next(iter(given.values()))
+        self._part_output(node, self._parted[first.name])
 
     def _causal_conv(self, node: Node) -> None:
         parts = self._parted[node.inputs[0].name]
@@ -290,8 +293,7 @@ class _Walk:
                 own.append(parts.pop(0))
             shared.append(sum(self._share_of(part, node.name) for part in own))
             tensor.shape = [source.shape[0], shared[-1]]
-            if any(part.shares(self._ranks) > 1 for part in own):
-                self._parted[tensor.name] = tuple(own)
+            self._parted[tensor.name] = tuple(own)
         node.inputs[1] = self._rewriter.constant(
             f"{node.inputs[1].name}.shard", np.array(shared, np.int64), "i64"
         )

@@ -128,10 +128,12 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
     assert_same_logits(whole, sharded, reader, 4, scheme)
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "gpt_oss"])
-def test_ranks_share_kv_heads_of_which_there_are_fewer(family: str) -> None:
-    whole, sharded, reader = sharded_family(family, "fp32", 4, num_key_value_heads=2)
-    assert kv_heads(whole.kv) == {2}
+@pytest.mark.parametrize(
+    ("family", "heads"), [("llama", 2), ("llama", 1), ("olmo2", 2), ("gpt_oss", 1)]
+)
+def test_ranks_share_kv_heads_of_which_there_are_fewer(family: str, heads: int) -> None:
+    whole, sharded, reader = sharded_family(family, "fp32", 4, num_key_value_heads=heads)
+    assert kv_heads(whole.kv) == {heads}
     assert kv_heads(sharded.kv) == {1}
     assert_same_logits(whole, sharded, reader, 4, "fp32")
 
