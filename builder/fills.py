@@ -26,6 +26,8 @@ _CONSTANTS = {
 }
 """Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3. The rate of a
 recurrent state, which would grow without bound if it were positive."""
+_INDICES = {"columns": "N", "expert_map": "L"}
+"""Parameter -> the axis that it is an index of. Every rank has the first experts."""
 _RANDOM_BITS_STD = {
     "i8": 73.9,
     "i4": 4.6,
@@ -36,6 +38,7 @@ _RANDOM_BITS_STD = {
     "bf16": 0.72,
 }
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
+_TABLE_CODES: Mapping[DTypeName, DTypeName] = {"i8": "i8", "u8": "i8", "u4": "u4"}
 _BOUNDED = ("cos", "sin", "table")
 _BIASES = ("bias", "gate_up_bias", "down_bias")
 
@@ -67,12 +70,12 @@ def dummy_fill(
         return Fill(element="f32", center=2**6.4 / (_RANDOM_BITS_STD["iq4"] * gain))
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
-    if parameter == "table" and dtype in ("i8", "u8"):
-        return Fill(element="i8")
-    if parameter == "table" and dtype == "u4":
-        return Fill(element="u4")
+    if parameter == "table" and dtype in _TABLE_CODES:
+        return Fill(element=_TABLE_CODES[dtype])
     if parameter == "table_scale":
         return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
+    if parameter in _INDICES:
+        return Fill(element="i32", center=float(axes[_INDICES[parameter]]))
     if parameter in _BOUNDED:
         return Fill(element=dtype, spread=1.0)
     if parameter in _BIASES:

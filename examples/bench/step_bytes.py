@@ -8,7 +8,7 @@ from trtc.protos.plan import Call, Plan
 
 _LOOKED_UP = ("table", "table_scale", "cos", "sin")
 """Parameters of which a kernel reads one row a token."""
-_OF_EXPERTS = frozenset(one.name for one in MOE.inputs if one.axes[:1] == ("E",))
+_OF_EXPERTS = frozenset(one.name for one in MOE.inputs if one.axes[:1] == ("L",))
 
 
 def weight_bytes_read(

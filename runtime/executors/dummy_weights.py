@@ -75,6 +75,11 @@ def _e8m0(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
     return np.full(_BLOCK_BYTES, int(fill.center), np.uint8)
 
 
+def _indices(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
+    numbers = np.arange(_BLOCK_BYTES // 4, dtype=np.int32)
+    return np.where(numbers < fill.center, numbers, np.int32(-1)).view(np.uint8)
+
+
 _MAKERS: dict[str, Callable[[np.random.Generator, Fill], NDArray[np.uint8]]] = {
     "f32": _f32,
     "bf16": _bf16,
@@ -82,6 +87,7 @@ _MAKERS: dict[str, Callable[[np.random.Generator, Fill], NDArray[np.uint8]]] = {
     "compact": _compact,
     "e8m0": _e8m0,
     "f4e2m1": _integers,
+    "i32": _indices,
     "i8": _integers,
     "i4": _integers,
     "u4": _integers,

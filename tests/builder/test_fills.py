@@ -5,6 +5,8 @@ import pytest
 
 from trtc.builder.fills import dummy_fill
 from trtc.plugins.registry import REGISTRY
+from trtc.protos.plan import Weight
+from trtc.runtime.executors.dummy_weights import fill_weights
 
 
 @pytest.mark.parametrize("operator", ["gated_delta", "mamba1", "mamba2"])
@@ -14,3 +16,28 @@ def test_states_decay(operator: str) -> None:
     fill = dummy_fill(rate.name, "f32", {}, {})
     largest = fill.center + fill.spread
     assert np.exp(largest * np.log1p(np.exp(1.0))) ** 10_000 < 1e-300
+
+
+@pytest.mark.parametrize(
+    ("operator", "parameter", "axes", "expected"),
+    [
+        ("gather_columns", "columns", {"K": 8, "N": 4}, [0, 1, 2, 3]),
+        ("moe", "expert_map", {"E": 6, "L": 2}, [0, 1, -1, -1, -1, -1]),
+    ],
+)
+def test_indices_are_within_what_they_index(
+    operator: str, parameter: str, axes: dict[str, int], expected: list[int]
+) -> None:
+    (one,) = (one for one in REGISTRY[operator].inputs if one.name == parameter)
+    fill = dummy_fill(parameter, "i32", {}, axes)
+    shape = (axes[one.axes[0]],)
+    weight = Weight(
+        name="w",
+        dtype="i32",
+        shape=shape,
+        layout="row_major",
+        offset=0,
+        bytes=4 * shape[0],
+        fill=fill,
+    )
+    assert fill_weights([weight], 64)[: weight.bytes].view(np.int32).tolist() == expected
