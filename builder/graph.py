@@ -77,7 +77,7 @@ class GraphRequest:
 
     scheme: Scheme
     kv_dtype: str
-    """f32, bf16, f8e4m3 or i8."""
+    """f32, bf16, f8e4m3, i8 or i4."""
     limits: Limits
     quantization: CheckpointQuantization | None = None
     page_size: int | None = None
@@ -148,7 +148,7 @@ class _SourceGraph:
         }
         pools: dict[int, list[Value]] = {}
         for place in kv.places:
-            pool = self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place))
+            pool = self._writer.input(place.name, place.entry.element, kv.pool_shape(place))
             pools.setdefault(place.entry.layer, []).append(pool)
         positions = self._positions(steps)
         hidden = self._embedding(steps)

@@ -8,6 +8,7 @@ from trtc.builder.spec import (
     ShortConvSpec,
 )
 from trtc.builder.targets.base import Target
+from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import SCALE_BYTES, KvDType
 
@@ -70,15 +71,22 @@ def check_kv(spec: DecoderSpec, dtype: KvDType, target: Target) -> None:
         return
     if not target.scales_kv:
         raise UnsupportedError(
-            f"{target.name} has no kernels for int8",
+            f"{target.name} has no kernels for {_NAMES[dtype]}",
             field="--kv-dtype",
             remedy="Use bf16 or fp8, or --target cpu, or cuda:sm_90 and others",
         )
     if spec.latent_attentions:
         raise UnsupportedError(
-            f"the latent attention of {spec.architecture} has no kernels for int8",
+            f"the latent attention of {spec.architecture} has no kernels for {_NAMES[dtype]}",
             field="--kv-dtype",
             remedy="Use bf16 or fp8",
+        )
+    per_byte = 8 // DTYPES[dtype].bits
+    if odd := [one.head_dim for _, one in spec.attentions if one.head_dim % per_byte]:
+        raise UnsupportedError(
+            f"heads of {odd[0]} elements are not whole bytes of {_NAMES[dtype]}",
+            field="--kv-dtype",
+            remedy="Use bf16 or int8",
         )
 
 
@@ -88,6 +96,7 @@ def _stateful(spec: DecoderSpec) -> str:
     return next(name for kind, name in _STATEFUL.items() if kind in kinds)
 
 
+_NAMES: dict[KvDType, str] = {"i8": "int8", "i4": "int4"}
 _STATEFUL = {
     ShortConvSpec: "short convolutions",
     GatedDeltaSpec: "gated delta nets",

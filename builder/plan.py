@@ -307,7 +307,7 @@ def _graph_inputs(module: Module) -> dict[str, _Value]:
 
 def _pool(kv: CacheLayout, place: Place) -> _Value:
     """Tokens fill a page's row of a region; a state is some columns of that row."""
-    dtype, row_stride, offset = place.entry.dtype, 0, 0
+    dtype, row_stride, offset = place.entry.element, 0, 0
     if kv.groups[place.group].is_state:
         size = DTYPES[dtype].num_bytes(1)
         row_stride, offset = kv.region_bytes[place.region] // size, place.offset // size

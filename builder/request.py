@@ -16,7 +16,13 @@ from trtc.quant.keep import KEPT_DTYPE, parse_keep
 from trtc.quant.scheme import BUILDABLE, scheme_named
 from trtc.quant.site_format import TABLE_FORMATS, TableFormats
 
-KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
+KV_DTYPES: dict[str, KvDType] = {
+    "fp32": "f32",
+    "bf16": "bf16",
+    "fp8": "f8e4m3",
+    "int8": "i8",
+    "int4": "i4",
+}
 """`--kv-dtype` -> element type of the pool."""
 DEFAULT_MAX_SEQ_LEN = 4096
 """At most, when `max_seq_len` is not given and the model could do more, which the build says."""
@@ -37,7 +43,7 @@ class BuildRequest:
     dtype: str | None = None
     """A name of quant/scheme.py; None: bf16, or the checkpoint's own when it is quantised."""
     kv_dtype: str | None = None
-    """fp32, bf16, fp8 or int8; None: that of the activations, or what the checkpoint declares."""
+    """A key of KV_DTYPES; None: that of the activations, or what the checkpoint declares."""
     target: str | None = None
     """`cpu[:isa,...]`, `tensorrt:sm_90` or `tensorrt-rtx:sm_89[,sm_120]`; None: the best for this
     machine."""

@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.four_bits import hadamard, hadamard_block, packed, signed_scales, unpacked
 from trtc.plugins.op import Parameter
 from trtc.plugins.rounding import cast, quantize_rows
 
-POOL_AXES = ("num_pages", "planes", "page_size", "num_kv_heads", "head_dim+scale_bytes")
-"""Plane 0 holds keys, plane 1 values. With scales (i8: 4 scale_bytes, else 0) a plane of a page has
-the codes of its tokens, [page_size, num_kv_heads, head_dim], and behind them the f32 scale of each
-head, [page_size, num_kv_heads]."""
-POOL_DTYPES = ("f32", "bf16", "f8e4m3", "i8")
+POOL_AXES = ("num_pages", "planes", "page_size", "num_kv_heads", "stored_width")
+"""Plane 0 holds keys, plane 1 values. With scales (i8, u8) a plane of a page has the codes of its
+tokens, [page_size, num_kv_heads, code_width], and behind them the f32 scale of each head,
+[page_size, num_kv_heads]; stored_width counts both.
+
+u8 are codes of 4 bits (plugins/four_bits.py), whose keys are turned, and with them queries."""
+POOL_DTYPES = ("f32", "bf16", "f8e4m3", "i8", "u8")
 POOL = Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool")
 POOL_OUT = Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool")
 LATENT_POOL_AXES = ("num_pages", "planes", "page_size", "latents", "width")
@@ -41,11 +44,16 @@ SCAN_STATE = Parameter("state", SCAN_AXES, ("f32",), role="pool")
 SCAN_STATE_OUT = Parameter("state_out", SCAN_AXES, ("f32",), role="pool")
 
 
+def code_width(dtype: str, head_dim: int) -> int:
+    """Elements of a pool of `dtype` that the codes of a head take."""
+    return head_dim // 2 if dtype == "u8" else head_dim
+
+
 class PagedHeads:
     """The keys and values of a pool with POOL_AXES, for references: views of it.
 
-    `codes` is [num_pages, planes, page_size, num_kv_heads, head_dim], `scales` the same without
-    head_dim, or None where heads have none.
+    `codes` is [num_pages, planes, page_size, num_kv_heads, code_width], `scales` the same without
+    the last, or None where heads have none.
     """
 
     def __init__(self, pool: NDArray[Any], head_dim: int) -> None:
@@ -53,32 +61,62 @@ class PagedHeads:
         self._dtype = str(pool.dtype)
         self._page_size = page_size
         flat = pool.reshape(pages, planes, page_size * heads * stored)
-        codes = page_size * heads * head_dim
-        self.codes = flat[:, :, :codes].reshape(pages, planes, page_size, heads, head_dim)
+        self._head_dim = head_dim
+        self._is_packed = self._dtype == "uint8"
+        width = code_width("u8" if self._is_packed else self._dtype, head_dim)
+        codes = page_size * heads * width
+        self.codes = flat[:, :, :codes].reshape(pages, planes, page_size, heads, width)
         self.scales: NDArray[np.float32] | None = None
-        if stored > head_dim:
+        if stored > width:
             scales = flat[:, :, codes:].view(np.float32)
             self.scales = scales.reshape(pages, planes, page_size, heads)
         assert np.shares_memory(self.codes, pool)
 
     def read(self, slots: NDArray[Any]) -> NDArray[np.float32]:
-        """[slots, planes, heads, head_dim], without the scales of a checkpoint."""
+        """[slots, planes, heads, head_dim], without the scales of a checkpoint: what `queries` are
+        multiplied by, and the values."""
         pages, offsets = np.divmod(slots, self._page_size)
-        found: NDArray[np.float32] = self.codes[pages, :, offsets].astype(np.float32)
-        if self.scales is not None:
-            found = found * self.scales[pages, :, offsets][..., None]
-        return found
+        scales = None if self.scales is None else self.scales[pages, :, offsets]
+        return self._numbers(self.codes[pages, :, offsets], scales)
+
+    def read_all(self) -> NDArray[np.float32]:
+        """As `read`, of every page: [num_pages, planes, page_size, heads, head_dim]."""
+        return self._numbers(self.codes, self.scales)
+
+    def _numbers(
+        self, codes: NDArray[Any], scales: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        numbers = unpacked(codes) if self._is_packed else codes
+        found: NDArray[np.float32] = numbers.astype(np.float32)
+        return found if scales is None else found * scales[..., None]
+
+    def queries(self, heads: NDArray[Any]) -> NDArray[np.float32]:
+        """[..., head_dim] as they are multiplied by the pool's keys: turned as those are, and
+        rounded to their own type."""
+        if not self._is_packed:
+            return heads.astype(np.float32)
+        block = np.float32(hadamard_block(self._head_dim))
+        turned = hadamard(heads.astype(np.float32)) / block
+        return cast(turned, str(heads.dtype)).astype(np.float32)
 
     def write(self, plane: int, slots: NDArray[Any], heads: NDArray[np.float32]) -> None:
-        """Round [slots, heads, head_dim]; with scales, to int8 by each head's largest magnitude,
-        and a head that is not finite has the scale NaN."""
+        """Round [slots, heads, head_dim]; with scales, by each head's largest magnitude, and a head
+        that is not finite has the scale NaN."""
         pages, offsets = np.divmod(slots, self._page_size)
         stored: NDArray[Any] = heads
         if self.scales is not None:
             rows = heads.reshape(-1, heads.shape[-1])
-            codes, scales = quantize_rows(np.nan_to_num(rows, posinf=0, neginf=0), 1, "i8")
-            scales[~np.isfinite(rows).all(axis=1)] = np.nan
-            stored = codes.reshape(heads.shape)
+            finite = np.isfinite(rows).all(axis=1)
+            rows = np.nan_to_num(rows, posinf=0, neginf=0)
+            if self._is_packed:
+                rows = hadamard(rows) if plane == 0 else rows
+                scales = signed_scales(rows)
+                stored = packed(rows / scales[:, None])
+            else:
+                stored, scales = quantize_rows(rows, 1, "i8")
+                scales = scales[:, 0]
+            scales[~finite] = np.nan
+            stored = stored.reshape(*heads.shape[:-1], -1)
             self.scales[pages, plane, offsets] = scales.reshape(heads.shape[:-1])
         self.codes[pages, plane, offsets] = cast(stored, self._dtype)
 

@@ -22,16 +22,18 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from trtc.protos.dtypes import DTYPES
+from trtc.protos.dtypes import DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
 from trtc.protos.numbers import Count, Index
 from trtc.protos.record import Record
 
-KvDType = Literal["f32", "bf16", "f8e4m3", "i8"]
+KvDType = Literal["f32", "bf16", "f8e4m3", "i8", "i4"]
 PoolShape = tuple[str, int, int, int, int] | tuple[str, int, int]
 """[num_pages, planes, page_size, heads, width], or of a state [num_pages, columns, width]"""
-SCALE_BYTES: Mapping[KvDType, int] = {"i8": 4}
+SCALE_BYTES: Mapping[KvDType, int] = {"i8": 4, "i4": 4}
 """Of the f32 scale that each token and head has in planes of a type; 0: none."""
+_PACKED: Mapping[KvDType, DTypeName] = {"i4": "u8"}
+"""What holds the elements of a type of which a byte has two."""
 _ALIGNMENT = 64
 """Alignment of states in bytes, for wide loads."""
 
@@ -52,15 +54,23 @@ class Plane(Record, frozen=True):
     def __post_init__(self) -> None:
         if self.dtype in SCALE_BYTES and self.name not in ("k", "v"):
             raise ValueError(f"a plane {self.name} has no {self.dtype}")
+        if self.width * DTYPES[self.dtype].bits % 8:
+            raise ValueError(f"{self.width} elements of {self.dtype} are not whole bytes")
+
+    @property
+    def element(self) -> DTypeName:
+        """Type of the pool's elements: `dtype`, or bytes that hold several."""
+        return _PACKED.get(self.dtype, self.dtype)
 
     @property
     def stored_width(self) -> int:
-        """Elements of `dtype` that a head of a token takes, its scale included."""
-        return self.width + SCALE_BYTES.get(self.dtype, 0) * 8 // DTYPES[self.dtype].bits
+        """Elements of the pool that a head of a token takes, its scale included."""
+        bits = self.width * DTYPES[self.dtype].bits + SCALE_BYTES.get(self.dtype, 0) * 8
+        return bits // DTYPES[self.element].bits
 
     @property
     def num_bytes(self) -> int:
-        return DTYPES[self.dtype].num_bytes(self.heads * self.stored_width)
+        return DTYPES[self.element].num_bytes(self.heads * self.stored_width)
 
 
 class Entry(Record, frozen=True):
@@ -84,8 +94,9 @@ class Entry(Record, frozen=True):
         return sum(plane.num_bytes for plane in self.planes)
 
     @property
-    def dtype(self) -> KvDType:
-        return self.planes[0].dtype
+    def element(self) -> DTypeName:
+        """Type of the pool's elements."""
+        return self.planes[0].element
 
 
 class Full(Record, frozen=True, tag="full"):

@@ -57,8 +57,8 @@ def build(
         output: where the engine goes; it appears whole or not at all.
         dtype: scheme of weights and activations, such as `fp8`; None: bf16, or the checkpoint's own
             when it is quantised.
-        kv_dtype: fp32, bf16, fp8 or int8; None: that of the activations, or what the checkpoint
-            declares.
+        kv_dtype: fp32, bf16, fp8, int8 or int4; None: that of the activations, or what the
+            checkpoint declares.
         target: `cpu[:isa,...]`, `cuda:sm_90`, `tensorrt:sm_90` or `tensorrt-rtx:sm_89[,sm_120]`;
             None: the best for this machine.
         force: replace an engine that is there already.

@@ -37,7 +37,9 @@ class HostPlan:
         self._data = map_weights(engine / WEIGHTS_FILE, self.plan.weights_bytes)
         kv = self.plan.kv
         self._pools = {
-            one.name: np.zeros((num_pages, *kv.pool_shape(one)[1:]), NUMPY_DTYPES[one.entry.dtype])
+            one.name: np.zeros(
+                (num_pages, *kv.pool_shape(one)[1:]), NUMPY_DTYPES[one.entry.element]
+            )
             for one in kv.places
         }
         self._tensors: dict[str, Array] = {}

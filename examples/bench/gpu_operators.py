@@ -20,7 +20,6 @@ from trtc.plugins.op import FusedOp
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.kv import SCALE_BYTES
 from trtc.protos.launch_plan import CallLaunches, CallVariant, read_launches
 from trtc.protos.manifest import PLAN_FILE, Manifest
 from trtc.protos.plan import Argument, Call, Plan, read_plan
@@ -34,6 +33,8 @@ from trtc.runtime.executors.cuda.step_inputs import fill_step
 Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
+_WITH_SCALES = ("i8", "u8")
+"""Pools whose heads have scales of their own."""
 _ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8, "gated_linear": 2.0**-7}
 _OF_4_BITS = ("linear", "fused_linear")
 _ROUNDING_OF_4_BITS = 2.0**-7
@@ -168,10 +169,8 @@ class CallOnDevice:
 
     def _numbers(self, argument: Argument, array: Array) -> Array:
         """f64 of a tensor, or of what a pool's codes and scales stand for."""
-        if argument.kind == "pool" and argument.dtype in SCALE_BYTES:
-            heads = self._heads(array)
-            assert heads.scales is not None
-            return heads.codes * heads.scales[..., None].astype(np.float64)
+        if argument.kind == "pool" and argument.dtype in _WITH_SCALES:
+            return self._heads(array).read_all().astype(np.float64)
         return array.astype(np.float64)
 
     def _heads(self, pool: Array) -> PagedHeads:
@@ -221,7 +220,7 @@ class CallOnDevice:
             rows = bucket.rows if self._axis(argument) == "R" else bucket.tokens
             count = rows * argument.row_stride
         values = random_values(self.random, argument.dtype, count)
-        if argument.kind == "pool" and argument.dtype in SCALE_BYTES:
+        if argument.kind == "pool" and argument.dtype in _WITH_SCALES:
             (entry,) = (one for one in self.plan.kv.places if one.name == argument.name)
             shape = [int(extent) for extent in self.plan.kv.pool_shape(entry)[1:]]
             scales = self._heads(values.reshape(-1, *shape)).scales

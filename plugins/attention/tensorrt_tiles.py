@@ -56,7 +56,7 @@ def attention_source(
             **tile_constants(
                 attributes,
                 head_dim=head_dim,
-                scale_bytes=0,
+                stored_width=head_dim,
                 num_kv_heads=num_kv_heads,
                 page_size=page_size,
                 tile=tile,

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.triton_launch import power_of_two
+from trtc.plugins.packed_heads.triton import turned_queries, unpacked
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def tile_constants(
     *,
     head_dim: int,
     num_kv_heads: int,
-    scale_bytes: int,
+    stored_width: int,
     page_size: int,
     tile: Tile,
 ) -> dict[str, int | float]:
@@ -51,7 +52,7 @@ def tile_constants(
 
     Args:
         attributes: of the operator: num_heads, scale, window, chunked and softcap.
-        scale_bytes: of a head's own scale in the pool, 0 or 4 (plugins/kv_pool.py).
+        stored_width: elements of the pool that a head takes (plugins/kv_pool.py).
     """
     group = int(attributes["num_heads"]) // num_kv_heads
     return {
@@ -59,7 +60,7 @@ def tile_constants(
         "GROUP": group,
         "GROUP_PAD": power_of_two(group),
         "HEAD_DIM": head_dim,
-        "SCALE_BYTES": scale_bytes,
+        "STORED": stored_width,
         "HEAD_PAD": padded_head(head_dim),
         "PAGE_SIZE": page_size,
         "BLOCK_M": tile.block_m,
@@ -100,7 +101,7 @@ def attend(
     sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
+    STORED: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -117,10 +118,12 @@ def attend(
         pages: of the sequence.
         sink: of each row's head, one more score of its softmax without a value; or None.
     """
+    if pool.dtype.element_ty == tl.uint8:
+        queries = turned_queries(queries, HEAD_DIM & -HEAD_DIM)
     begin = first_key(first_position, WINDOW, CHUNKED, BLOCK_N)
     _, total, weighted = attend_keys(
         queries, position, first_position, begin, end, pool, pages, kv_head, scale, sink,
-        NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N, WINDOW, CHUNKED,
+        NUM_KV_HEADS, HEAD_DIM, STORED, PAGE_SIZE, BLOCK_N, WINDOW, CHUNKED,
         SOFTCAP, PRECISION,
     )  # fmt: skip
     return weighted / total[:, None]
@@ -173,7 +176,7 @@ def attend_keys(
     sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
+    STORED: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -185,6 +188,7 @@ def attend_keys(
     weights, weighted sum of values).
 
     Args:
+        queries: turned already, where keys are.
         begin: a multiple of BLOCK_N, at most first_position.
         end: a multiple of BLOCK_N, or all keys that any row sees.
         sink: as of `attend`.
@@ -203,12 +207,12 @@ def attend_keys(
         masked = tl.minimum((first_position + 1) // BLOCK_N * BLOCK_N, end)
     largest, total, weighted = _attend_blocks(
         largest, total, weighted, queries, position, first_position, begin, masked, end,
-        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
+        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, STORED, PAGE_SIZE, BLOCK_N,
         WINDOW, CHUNKED, SOFTCAP, PRECISION, MASKED=False,
     )  # fmt: skip
     return _attend_blocks(
         largest, total, weighted, queries, position, first_position, masked, end, end,
-        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, SCALE_BYTES, PAGE_SIZE, BLOCK_N,
+        pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, STORED, PAGE_SIZE, BLOCK_N,
         WINDOW, CHUNKED, SOFTCAP, PRECISION, MASKED=True,
     )  # fmt: skip
 
@@ -230,7 +234,7 @@ def _attend_blocks(
     scale,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
+    STORED: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -242,10 +246,12 @@ def _attend_blocks(
     """The running softmax after keys [begin, stop); every row sees them all unless MASKED."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     HEAD_PAD: tl.constexpr = queries.shape[1]
-    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * (HEAD_DIM + SCALE_BYTES)
-    d = tl.arange(0, HEAD_PAD)
+    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * STORED
+    PACKED: tl.constexpr = pool.dtype.element_ty == tl.uint8
+    CODES: tl.constexpr = HEAD_DIM // 2 if PACKED else HEAD_DIM
+    d = tl.arange(0, HEAD_PAD // 2 if PACKED else HEAD_PAD)
     n = tl.arange(0, BLOCK_N)
-    in_head = d < HEAD_DIM
+    in_head = d < CODES
     # Scores are multiplied where their largest is subtracted: masked or not, the same bits.
     factor = 1.0 if SOFTCAP > 0 else scale * LOG2_E
     for block in range(begin, stop, BLOCK_N):
@@ -256,15 +262,21 @@ def _attend_blocks(
             live = live & (key >= first_seen(first_position, WINDOW, CHUNKED))
         page = tl.load(pages + key // PAGE_SIZE, mask=live, other=0).to(tl.int64)
         place = key % PAGE_SIZE * NUM_KV_HEADS + kv_head
-        row = pool + page * (2 * PLANE) + place * HEAD_DIM
-        keys = tl.load(
-            row[None, :] + d[:, None],
-            mask=live[None, :] & in_head[:, None],
-            other=0.0,
-        ).to(queries.dtype)
+        row = pool + page * (2 * PLANE) + place * CODES
+        if PACKED:
+            codes = tl.load(
+                row[:, None] + d[None, :], mask=live[:, None] & in_head[None, :], other=0
+            )
+            keys = tl.trans(unpacked(codes, queries.dtype))
+        else:
+            keys = tl.load(
+                row[None, :] + d[:, None],
+                mask=live[None, :] & in_head[:, None],
+                other=0.0,
+            ).to(queries.dtype)
         scores = tl.dot(queries, keys, input_precision=PRECISION)
-        if SCALE_BYTES > 0:
-            behind = pool + page * (2 * PLANE) + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+        if STORED > CODES:
+            behind = pool + page * (2 * PLANE) + PAGE_SIZE * NUM_KV_HEADS * CODES
             key_scales = behind.to(tl.pointer_type(tl.float32)) + place
             scores = scores * tl.load(key_scales, mask=live, other=0.0)[None, :]
         if SOFTCAP > 0:
@@ -284,12 +296,13 @@ def _attend_blocks(
         weights = tl.exp2(tl.fma(scores, factor, -reference[:, None]))
         shrink = tl.exp2(largest - reference)
         total = tl.fma(total, shrink, tl.sum(weights, 1))
-        values = tl.load(
+        stored = tl.load(
             (row + PLANE)[:, None] + d[None, :],
             mask=live[:, None] & in_head[None, :],
             other=0.0,
-        ).to(queries.dtype)
-        if SCALE_BYTES > 0:
+        )
+        values = unpacked(stored, queries.dtype) if PACKED else stored.to(queries.dtype)
+        if STORED > CODES:
             value_scales = (behind + PLANE).to(tl.pointer_type(tl.float32)) + place
             weights = weights * tl.load(value_scales, mask=live, other=0.0)[None, :]
         weighted = weighted * shrink[:, None]

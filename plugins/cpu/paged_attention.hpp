@@ -55,8 +55,12 @@ struct Sizes {
 #else
   static constexpr bool dots = false;
 #endif
-  // Whether each key and value has a scale of its own.
-  static constexpr bool scaled = C::scale_bytes > 0;
+  // Whether each key and value has a scale of its own, and whether two of their elements share a byte. The
+  // latter are widened by twos, so `columns` of V and the sums have the even ones of kPair first there.
+  static constexpr bool scaled = kScaled<C>;
+  static constexpr bool packed = kPacked<typename C::pool_t>;
+  // Elements of the pool that a head takes.
+  static constexpr std::int64_t codes = code_width<typename C::pool_t>(C::head_dim);
   static constexpr std::int64_t words = dots ? C::head_dim / 2 : C::head_dim;  // of a query or key
 };
 
@@ -232,6 +236,13 @@ void multiply_keys(const std::uint32_t* queries, const std::uint32_t* keys, floa
   }
 }
 
+// The values of kPair columns.
+inline Pair load_pair(const std::uint8_t* from) { return load_packed(from); }
+template <class T>
+Pair load_pair(const T* from) {
+  return {load(from), load(from + kLanes)};
+}
+
 // sums[r] += sum over keys of weights[r][key] * value_of(key, column), each a chain of multiply-adds.
 template <class C, int kRows, class ValueOf>
 void multiply_values(const float* weights, ValueOf&& value_of, Range keys, float* sums) {
@@ -244,8 +255,7 @@ void multiply_values(const float* weights, ValueOf&& value_of, Range keys, float
       high[r] = load(sums + r * columns + d + kLanes);
     }
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      const auto* value = value_of(key, d);
-      const Floats v_low = load(value), v_high = load(value + kLanes);
+      const auto [v_low, v_high] = load_pair(value_of(key, d));
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats w = broadcast(weights[r * kBlock + key]);
@@ -286,7 +296,7 @@ class TileRunner {
         tile_(tile),
         work_(work),
         pages_(a.page_table.row<const std::int32_t>(tile.sequence)),
-        pool_(static_cast<const Pool*>(a.pool.data) + tile.kv_head * C::head_dim) {}
+        pool_(static_cast<const Pool*>(a.pool.data) + tile.kv_head * S::codes) {}
 
   std::int64_t rows() const { return tile_.heads * rows_of_head(); }
 
@@ -294,7 +304,9 @@ class TileRunner {
     for (std::int64_t row = 0; row < rows(); ++row) {
       const auto* q = a_.q.row<const typename C::q_t>(token_of(row)) + head_of(row) * C::head_dim;
       std::uint32_t* to = work_.queries + row * S::words;
-      if constexpr (!S::dots) {
+      if constexpr (S::packed) {
+        load_turned(q, to);
+      } else if constexpr (!S::dots) {
         for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(reinterpret_cast<float*>(to) + i, load(q + i, n), n); });
       } else if constexpr (std::is_same_v<Pool, bf16>) {
         std::memcpy(to, q, sizeof(bf16) * C::head_dim);
@@ -305,6 +317,25 @@ class TileRunner {
           to[i] = pair[0].bits | std::uint32_t{pair[2].bits} << 16;
         }
       }
+    }
+  }
+
+  // One query as plugins/kv_pool.py's `queries` makes it, in the order of store_key_words.
+  static void load_turned(const typename C::q_t* q, std::uint32_t* to) {
+    alignas(64) float turned[C::head_dim];
+    for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(turned + i, load(q + i, n), n); });
+    hadamard<C::head_dim>(turned);
+    constexpr float block = C::head_dim & -C::head_dim;
+    typename C::q_t rounded[C::head_dim];
+    for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(rounded + i, load(turned + i, n) / block, n); });
+    if constexpr (S::dots) {
+      for (std::int64_t i = 0; i < S::words; ++i) {
+        const bf16* pair = rounded + i / 4 * 8 + i % 4;
+        to[i] = pair[0].bits | std::uint32_t{pair[4].bits} << 16;
+      }
+    } else {
+      for_vectors(C::head_dim,
+                  [&](std::int64_t i, auto n) { store(reinterpret_cast<float*>(to) + i, load(rounded + i, n), n); });
     }
   }
 
@@ -346,8 +377,18 @@ class TileRunner {
       Out* out = a_.out.row<Out>(token_of(row)) + column;
       const float factor = v_scale / whole.total[row];
       for_vectors(C::value_dim, [&](std::int64_t i, auto n) {
-        quantizer.store(out + i, column + i, load(whole.row(row) + i) * factor, n);
+        quantizer.store(out + i, column + i, column_sums(whole.row(row), i) * factor, n);
       });
+    }
+  }
+
+  // The sums of kLanes columns from `first` on.
+  static Floats column_sums(const float* sums, std::int64_t first) {
+    if constexpr (S::packed) {
+      const Floats even = load(sums + first / kPair * kPair), odd = load(sums + first / kPair * kPair + kLanes);
+      return first % kPair == 0 ? interleaved<false>(even, odd) : interleaved<true>(even, odd);
+    } else {
+      return load(sums + first);
     }
   }
 
@@ -357,7 +398,7 @@ class TileRunner {
   }
 
  private:
-  static constexpr Pool kNoKey[C::head_dim] = {};  // in place of masked keys
+  static constexpr Pool kNoKey[S::codes] = {};  // in place of masked keys
 
   static Range span_range(std::int64_t span) { return {span * kSpan, (span + 1) * kSpan}; }
 
@@ -371,7 +412,7 @@ class TileRunner {
   // page.
   template <class F>
   void each_token(Half half, Range positions, F&& f) const {
-    constexpr std::int64_t stride = C::num_kv_heads * C::head_dim;
+    constexpr std::int64_t stride = C::num_kv_heads * S::codes;
     for (std::int64_t at = positions.begin; at < positions.end;) {
       const std::int64_t page = at / C::page_size, end = smaller((page + 1) * C::page_size, positions.end);
       const Pool* row = token_in_pool<C>(pool_, half, pages_[page], at % C::page_size);
@@ -455,11 +496,12 @@ class TileRunner {
     }
     if (rows_of_head() <= kFewRows && C::value_dim == S::columns) {
       // Little is done with a key or value: the next ones are prefetched meanwhile.
-      const std::int64_t mine = share.head * C::head_dim, next = share.next_head * C::head_dim;
+      const std::int64_t mine = share.head * S::codes, next = share.next_head * S::codes;
       add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
-        __builtin_prefetch(share.next_rows->keys[key] + next + column, 0, 2);
-        __builtin_prefetch(share.next_rows->values[key] + next + column, 0, 2);
-        return share.rows->values[key] + mine + column;
+        const std::int64_t at = code_width<Pool>(column);
+        __builtin_prefetch(share.next_rows->keys[key] + next + at, 0, 2);
+        __builtin_prefetch(share.next_rows->values[key] + next + at, 0, 2);
+        return share.rows->values[key] + mine + at;
       });
     } else {
       load_values(share);
@@ -492,13 +534,13 @@ class TileRunner {
       for (int i = 0; i < kLanes; ++i) {
         const std::int64_t key = first + lane + i;
         const bool inside = key >= valid.begin && key < valid.end;
-        rows[i] = inside ? share.rows->keys[key] + share.head * C::head_dim : kNoKey;
+        rows[i] = inside ? share.rows->keys[key] + share.head * S::codes : kNoKey;
       }
       for_vectors(words, [&](std::int64_t word, auto n) {
         Words square[kLanes] = {};
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-          std::memcpy(&square[i], rows[i] + word * kPerWord<Pool>, n * sizeof(std::uint32_t));
+          std::memcpy(&square[i], rows[i] + code_width<Pool>(word * kPerWord<Pool>), n * sizeof(std::uint32_t));
         }
         transpose(square);
 #pragma GCC unroll 16
@@ -517,7 +559,7 @@ class TileRunner {
     if constexpr (!S::dots) {
       Floats columns[kWords];
       unpack<Pool>(words, columns);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int e = 0; e < kWords; ++e) widened[e] = bits_of(columns[e]);
     } else if constexpr (std::is_same_v<Pool, bf16>) {
       widened[0] = words;
@@ -525,13 +567,17 @@ class TileRunner {
       Floats elements[4];  // all are bf16
       unpack<Pool>(words, elements);
       for (int e = 0; e < 2; ++e) widened[e] = bits_of(elements[e]) >> 16 | bits_of(elements[e + 2]);
+    } else if constexpr (S::packed) {
+#ifdef TRTC_WIDE
+      for (int e = 0; e < 4; ++e) widened[e] = i4_to_bf16(words >> (4 * e));  // elements e and e + 4
+#endif
     } else {
 #ifdef TRTC_WIDE
       widened[0] = f8e4m3_to_bf16(words);
       widened[1] = f8e4m3_to_bf16(words >> 8);
 #endif
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int e = 0; e < kWords; ++e) {
       std::memcpy(work_.keys + (word * kWords + e) * kPair + lane, &widened[e], sizeof(Words));
     }
@@ -539,10 +585,25 @@ class TileRunner {
 
   void load_values(const Share& share) {
     for (std::int64_t key = share.keys.begin - share.start; key < share.keys.end - share.start; ++key) {
-      const Pool* from = share.rows->values[key] + share.head * C::head_dim;
+      const Pool* from = share.rows->values[key] + share.head * S::codes;
       float* to = work_.values + key * S::columns;
-      for_vectors(C::value_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
-      for (std::int64_t i = round_up(C::value_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
+      if constexpr (S::packed) {
+        widen_packed(from, to);
+      } else {
+        for_vectors(C::value_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
+        for (std::int64_t i = round_up(C::value_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
+      }
+    }
+  }
+
+  // What lies beyond the head does not matter: no column of the result is there.
+  static void widen_packed(const Pool* from, float* to) {
+    for (std::int64_t i = 0; i < S::columns; i += kPair) {
+      std::uint8_t padded[kLanes] = {};
+      std::memcpy(padded, from + i / 2, smaller(kLanes, (C::value_dim - i) / 2));
+      const auto [even, odd] = load_packed(padded);
+      store(to + i, even);
+      store(to + i + kLanes, odd);
     }
   }
 

@@ -3,6 +3,7 @@
 // Conversions agree bit for bit with the scalar ones of types.hpp.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -141,6 +142,22 @@ inline Words f8e4m3_to_bf16(Words codes) {
 }
 #endif
 
+#if defined(TRTC_WIDE)
+// bf16 bits of n - 8 for the n in the low 4 bits of each half word; the other bits do not matter.
+inline Words i4_to_bf16(Words codes) {
+  constexpr auto bits = [] {
+    std::array<std::uint16_t, 32> table{};
+    for (int n = 0; n < 32; ++n) {
+      table[n] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(n % 16 - 8)) >> 16);
+    }
+    return table;
+  }();
+  alignas(64) static constexpr auto kTable = bits;
+  const __m512i table = _mm512_load_si512(kTable.data());
+  return (Words)_mm512_maskz_permutexvar_epi16(0xffffffff, (__m512i)codes, table);
+}
+#endif
+
 // Values of the E4M3 codes in the low byte of each word; the other bytes do not matter.
 inline Floats f8e4m3_values(Words codes) {
 #if defined(TRTC_WIDE)
@@ -164,9 +181,19 @@ inline Floats i8_values(Words codes) {
   return __builtin_convertvector(std::bit_cast<SignedWords>(codes << 24) >> 24, Floats);
 }
 
-// How many elements of type T a word holds.
+// Values n - 8 of the n in the low 4 bits of each word; the other bits do not matter.
+inline Floats i4_values(Words codes) {
+#if defined(TRTC_WIDE)
+  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return (Floats)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, values);
+#else
+  return __builtin_convertvector(std::bit_cast<SignedWords>(codes & 15u) - 8, Floats);
+#endif
+}
+
+// How many elements a word of a pool of T holds: bytes hold two of 4 bits.
 template <class T>
-inline constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+inline constexpr int kPerWord = std::is_same_v<T, std::uint8_t> ? 8 : 4 / static_cast<int>(sizeof(T));
 
 // elements[e] = element e of each word.
 template <class T>
@@ -178,6 +205,8 @@ void unpack(Words words, Floats (&elements)[kPerWord<T>]) {
     elements[1] = as_floats(words & 0xffff0000u);
   } else if constexpr (std::is_same_v<T, std::int8_t>) {
     for (int e = 0; e < 4; ++e) elements[e] = i8_values(words >> (8 * e));
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    for (int e = 0; e < 8; ++e) elements[e] = i4_values(words >> (4 * e));
   } else {
     static_assert(std::is_same_v<T, f8e4m3>);
 #if defined(TRTC_WIDE)
@@ -214,6 +243,17 @@ Floats load(const T* from, AllLanes = {}) {
     if constexpr (std::is_same_v<T, std::int8_t>) return i8_values(widened(x));
     return f8e4m3_values(widened(x));
   }
+}
+
+// The even and the odd ones of 2 * kLanes values of 4 bits: see i4_values.
+struct Pair {
+  Floats even, odd;
+};
+inline Pair load_packed(const std::uint8_t* from) {
+  Bytes x;
+  std::memcpy(&x, from, sizeof x);
+  const Words codes = widened(x);
+  return {i4_values(codes), i4_values(codes >> 4)};
 }
 
 // The first n lanes; the others are zero.
@@ -305,6 +345,12 @@ Words interleave(Words a, Words b, std::integer_sequence<int, I...>) {
 }
 
 }  // namespace detail
+
+// Lanes of two vectors in turn: the first half of the result, or the second.
+template <bool kSecond>
+Floats interleaved(Floats even, Floats odd) {
+  return as_floats(detail::interleave<kSecond>(bits_of(even), bits_of(odd), std::make_integer_sequence<int, kLanes>{}));
+}
 
 inline float sum(Floats x) {
   return detail::fold(x, [](auto a, auto b) { return a + b; });

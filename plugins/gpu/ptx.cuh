@@ -18,6 +18,9 @@ struct E4m3 {
 struct I8 {
   signed char value;
 };
+struct U4x2 {
+  unsigned char bits;
+};
 
 // What is below is for one thread; where a function needs a whole warp, all its lanes call it.
 

@@ -6,7 +6,13 @@ from typing import Any
 
 from trtc.plugins.gpu.arch import DEFAULT_SHARED_BYTES
 
-CPP_TYPES: Mapping[str, str] = {"f32": "float", "bf16": "Bf16", "f8e4m3": "E4m3", "i8": "I8"}
+CPP_TYPES: Mapping[str, str] = {
+    "f32": "float",
+    "bf16": "Bf16",
+    "f8e4m3": "E4m3",
+    "i8": "I8",
+    "u8": "U4x2",
+}
 """trtc -> the types of gpu/ptx.cuh, for macros that name one."""
 
 

@@ -17,7 +17,7 @@ template <class C>
 struct LatentKeys : C {
   static_assert(C::planes == 1 && C::latents == 1);
   static constexpr std::int64_t num_kv_heads = 1, head_dim = C::width, value_dim = C::rank, window = 0, chunked = 0;
-  static constexpr std::int64_t scale_bytes = 0;
+  static constexpr std::int64_t stored_width = head_dim;
   static constexpr float softcap = 0;
   using pre_scale_t = none;
   using out_scale_t = none;

@@ -1,7 +1,7 @@
 // What the kernels of paged_attention agree on: shapes, and how a context falls into splits.
 //
-// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16, E4m3 or i8) SCALE_BYTES (of a head's own scale in
-// the pool: 4 of an i8, else 0) OUT; PAGE_SIZE TABLE_WIDTH;
+// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16, E4m3, I8 or U4x2) SCALE_BYTES (of a head's own scale
+// in the pool: 4 of the latter two, else 0) OUT; PAGE_SIZE TABLE_WIDTH;
 // Q_STRIDE OUT_STRIDE; SCALE WINDOW CHUNKED SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE
 // HAS_V_SCALE HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
 #pragma once
@@ -15,7 +15,12 @@ using Out = OUT;
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kGroup = NUM_HEADS / NUM_KV_HEADS;
-constexpr int kRowBytes = HEAD_DIM * sizeof(Pool);             // a key or value of one head
+template <class T>
+constexpr int kBitsOf = 8 * sizeof(T);
+template <>
+constexpr int kBitsOf<U4x2> = 4;
+constexpr int kBits = kBitsOf<Pool>;                           // of an element of a key or value
+constexpr int kRowBytes = HEAD_DIM * kBits / 8;                // a key or value of one head
 constexpr int kTokenBytes = NUM_KV_HEADS * kRowBytes;          // of all heads
 constexpr int kCodeBytes = PAGE_SIZE * kTokenBytes;            // the keys, or values, of a page
 constexpr bool kScaled = SCALE_BYTES > 0;                      // their f32 scales are behind them
@@ -44,8 +49,10 @@ struct OperandOf<E4m3> {
 };
 using Operand = OperandOf<Pool>::type;  // of the tensor cores
 constexpr bool kE4m3 = OperandOf<Pool>::is_f16;
-constexpr bool kBytes = sizeof(Pool) == 1;
-static_assert(kScaled == (kBytes && !kE4m3), "int8 has scales");
+constexpr bool kBytes = kBits == 8;
+constexpr bool kPacked = kBits == 4;
+static_assert(kScaled == (kPacked || (kBytes && !kE4m3)), "int8 and 4 bits have scales");
+static_assert(kRowBytes % 16 == 0, "rows of K and V are copied 16 bytes at a time");
 
 // Four stored bytes as operands: the first two, the others.
 __device__ inline uint2 byte_operands(unsigned four) {
@@ -54,6 +61,13 @@ __device__ inline uint2 byte_operands(unsigned four) {
   const unsigned low = four & 0x7f7f7f7fu, sign = four & 0x80808080u;
   return {subtract_bf16(__byte_perm(low, 0x43434343u, 0x4140), __byte_perm(sign, 0x43434343u, 0x4140)),
           subtract_bf16(__byte_perm(low, 0x43434343u, 0x4342), __byte_perm(sign, 0x43434343u, 0x4342))};
+}
+
+// Four codes of 4 bits, each in a byte, as operands: the first two, the others.
+__device__ inline uint2 code_operands(unsigned four) {
+  // 0x4300 | n is the bf16 128 + n.
+  return {subtract_bf16(__byte_perm(four, 0x43434343u, 0x4140), 0x43084308u),
+          subtract_bf16(__byte_perm(four, 0x43434343u, 0x4342), 0x43084308u)};
 }
 
 // Two bf16 queries as operands.

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from trtc.plugins.attention.split_kv import CUDA
 from trtc.plugins.gpu.lowering import DIMS, SCRATCH, Grid, Launch, Site, TileMap
 from trtc.plugins.gpu.sources import CPP_TYPES, CudaSource, KernelParameter
+from trtc.plugins.kv_pool import code_width
 from trtc.protos.dtypes import DTYPES
 
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 """Whole products, and sums that fit in the registers of every SM."""
+_COPIED_BYTES = 16
+"""Bytes that are copied to shared memory at once."""
 _PAGE_KEYS = 8
 """Keys that are looked up together."""
 OPTIONAL = ("k_scale", "v_scale", "pre_scale", "out_scale", "sinks")
@@ -23,8 +26,9 @@ def supports(site: Site) -> bool:
     """Whether there are CUDA C++ kernels for a site."""
     return (
         site.dtypes["q"] == "bf16"
-        and site.dtypes["pool"] in ("bf16", "f8e4m3", "i8")
+        and site.dtypes["pool"] in ("bf16", "f8e4m3", "i8", "u8")
         and site.axes["head_dim"] in _HEAD_DIMS
+        and row_bytes(site) % _COPIED_BYTES == 0
         and site.page_size % _PAGE_KEYS == 0
     )
 
@@ -36,7 +40,14 @@ def group(site: Site) -> int:
 
 def row_bytes(site: Site) -> int:
     """Bytes of one head's key in the pool."""
-    return site.axes["head_dim"] * DTYPES[site.dtypes["pool"]].bits // 8
+    dtype = site.dtypes["pool"]
+    return DTYPES[dtype].num_bytes(code_width(dtype, site.axes["head_dim"]))
+
+
+def scale_bytes(site: Site) -> int:
+    """Bytes of a head's own scale in the pool, 0 or 4."""
+    dtype = site.dtypes["pool"]
+    return DTYPES[dtype].num_bytes(site.axes["stored_width"]) - row_bytes(site)
 
 
 def steps_per_split(site: Site) -> int:
@@ -58,7 +69,7 @@ def constants(site: Site, times: int = 1) -> dict[str, int | float | str]:
         "NUM_KV_HEADS": site.axes["num_kv_heads"],
         "HEAD_DIM": site.axes["head_dim"],
         "POOL": CPP_TYPES[site.dtypes["pool"]],
-        "SCALE_BYTES": site.axes["scale_bytes"],
+        "SCALE_BYTES": scale_bytes(site),
         "OUT": CPP_TYPES[site.dtypes["out"]],
         "PAGE_SIZE": site.page_size,
         "TABLE_WIDTH": site.table_width,

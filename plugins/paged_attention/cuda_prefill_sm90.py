@@ -13,6 +13,7 @@ from trtc.plugins.paged_attention.cuda_cpp import (
     launch,
     parameters,
     row_bytes,
+    scale_bytes,
     supports,
 )
 from trtc.protos.dtypes import DTYPES
@@ -51,7 +52,7 @@ def available(site: Site) -> bool:
     return (
         site.arch.has_wgmma
         and supports(site)
-        and site.axes["scale_bytes"] == 0
+        and scale_bytes(site) == 0
         and group(site) <= _ROWS
         and _shared_bytes(site, tile_of(site)) <= SM_90.shared_bytes
     )

@@ -17,6 +17,7 @@ from trtc.plugins.paged_attention.cuda_cpp import (
     max_splits,
     parameters,
     row_bytes,
+    scale_bytes,
     steps_per_split,
 )
 
@@ -145,6 +146,8 @@ def _split_launch(site: Site, times: int) -> Launch:
     padded_heads = -(-heads_of_tile // 8) * 8
     sums = padded_heads * (site.axes["head_dim"] + 4) * 4
     shared = tile.warps * (max(tile.stages * _stage_bytes(site), sums) + 8 * padded_heads)
+    if site.dtypes["pool"] == "u8":  # queries, which are turned as its keys are
+        shared += heads_of_tile * site.axes["head_dim"] * 2
     steps = ("query_start", "context_lens", "page_table")
     names = ("q", "pool", *steps, *OPTIONAL, DIMS, "out", PARTIAL, STATS)
     source = CudaSource(
@@ -195,4 +198,4 @@ def _stage_bytes(site: Site) -> int:
     share = 4 * next((size for size in (16, 8) if row % (4 * size) == 0), 4)
     key_pitch = row if row // share % 2 else row + share
     value_pitch = -(-(row - 16) // 64) * 64 + 16
-    return CUDA.alignment * (key_pitch + value_pitch + 2 * site.axes["scale_bytes"])
+    return CUDA.alignment * (key_pitch + value_pitch + 2 * scale_bytes(site))

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.attention.reference import read_context, weighted_values
 from trtc.plugins.attention.split_kv import first_seen
+from trtc.plugins.kv_pool import PagedHeads
 from trtc.plugins.rounding import quantize
 
 Array = NDArray[np.generic]
@@ -39,6 +40,7 @@ def reference(
     """
     out = np.zeros((q.shape[0], num_heads, head_dim), np.float32)
     group = num_heads // num_kv_heads
+    turned = PagedHeads(pool, head_dim).queries(q.reshape(-1, num_heads, head_dim))
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         if begin == end:
@@ -47,7 +49,7 @@ def reference(
         for row in range(begin, end):
             position = context - (end - row)
             first = first_seen(position, window, chunked=bool(chunked))
-            queries = q[row].astype(np.float32).reshape(num_heads, head_dim)
+            queries = turned[row]
             for head in range(num_heads):
                 seen = slice(first, position + 1)
                 kv_head = head // group

@@ -31,13 +31,13 @@ constexpr __device__ int chunk_bytes(int lanes) {
 constexpr int kKeyChunk = chunk_bytes(4);
 constexpr int kKeyChunks = kRowBytes / (4 * kKeyChunk);
 constexpr int kKeyWords = kKeyChunk / 4;
-constexpr int kKeyElements = kKeyChunk / sizeof(Pool);
+constexpr int kKeyElements = 8 * kKeyChunk / kBits;
 // A lane's share of a value: chunks g, g + 8, ...; the last may lie beyond the row.
 constexpr int kValueChunk = chunk_bytes(8);
 constexpr int kValueChunks = (kRowBytes + 8 * kValueChunk - 1) / (8 * kValueChunk);
 constexpr bool kValuesFit = kRowBytes % (8 * kValueChunk) == 0;
 constexpr int kValueWords = kValueChunk / 4;
-constexpr int kValueElements = kValueChunk / sizeof(Pool);
+constexpr int kValueElements = 8 * kValueChunk / kBits;
 constexpr int kRowTiles = kValueChunks * kValueElements / 2;  // groups of 16 elements of d
 
 // Shared memory of a warp: stages of 16 rows of K, then of V, and their scales; at the end its sums. Rows are as far
@@ -51,7 +51,8 @@ constexpr int kSumsPitch = HEAD_DIM + 4;  // floats
 constexpr int kSumsBytes = 8 * kColumns * kSumsPitch * 4;
 constexpr int kWarpBytes = STAGES * kStageBytes > kSumsBytes ? STAGES * kStageBytes : kSumsBytes;
 constexpr int kStatsBytes = WARPS * 8 * kColumns * 8;  // float2 (largest, total) of each head
-static_assert(WARPS * kWarpBytes + kStatsBytes == SHARED_BYTES);
+constexpr int kQueryBytes = kPacked ? kHeads * HEAD_DIM * 2 : 0;  // turned as packed keys are
+static_assert(WARPS * kWarpBytes + kStatsBytes + kQueryBytes == SHARED_BYTES);
 static_assert(kHeads <= 16);
 
 struct Lane {
@@ -154,6 +155,47 @@ struct Fetcher {
   }
 };
 
+// Queries as plugins/kv_pool.py's `queries` makes them for packed keys, a head a warp: a lane has every 32nd
+// element of it.
+__device__ inline void turn_queries(const Bf16* rows, int num_heads, Bf16* to, int warp, int lane) {
+  constexpr int kBlock = HEAD_DIM & -HEAD_DIM, kParts = (HEAD_DIM + 31) / 32;
+  for (int head = warp; head < num_heads; head += WARPS) {
+    float x[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      x[i] = __uint_as_float(static_cast<unsigned>(rows[head * HEAD_DIM + 32 * i + lane].bits) << 16);
+    }
+#pragma unroll
+    for (int apart = kBlock / 64; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        if (i & apart) continue;
+        const float one = x[i], other = x[i + apart];
+        x[i] = one + other;
+        x[i + apart] = one - other;
+      }
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const float other = __shfl_xor_sync(0xffffffffu, x[i], apart);
+        x[i] = lane & apart ? other - x[i] : x[i] + other;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const unsigned bits = pack_bf16(x[i] * (1.f / kBlock), 0.f);
+      to[head * HEAD_DIM + 32 * i + lane].bits = static_cast<unsigned short>(bits);
+    }
+  }
+}
+
+// Two queries of a head as a pair.
+__device__ inline unsigned pair_of(const Bf16* one, const Bf16* other) {
+  return one->bits | static_cast<unsigned>(other->bits) << 16;
+}
+
 // Queries of 16 heads as the first product's left operand: q[step] for 16 elements of d.
 struct Queries {
   unsigned q[HEAD_DIM / 16][4];
@@ -161,11 +203,19 @@ struct Queries {
   __device__ Queries(const Bf16* rows, int num_heads, const Lane& lane) {
     for (int step = 0; step < HEAD_DIM / 16; ++step) {
       const int chunk = step / (kKeyElements / 4), part = step % (kKeyElements / 4);
-      const int d = (lane.t + 4 * chunk) * kKeyElements + 4 * part;
+      const int d = (lane.t + 4 * chunk) * kKeyElements + (kPacked ? part / 2 * 8 + part % 2 : 4 * part);
       for (int column = 0; column < 2; ++column) {
         const int head = lane.g + 8 * column;
         uint2 pair = {0, 0};
-        if (head < num_heads) pair = *reinterpret_cast<const uint2*>(rows + head * HEAD_DIM + d);
+        if (head < num_heads) {
+          const Bf16* const from = rows + head * HEAD_DIM + d;
+          if constexpr (kPacked) {
+            // A word has eight elements: the even ones are multiplied, then the odd ones.
+            pair = {pair_of(from, from + 2), pair_of(from + 4, from + 6)};
+          } else {
+            pair = *reinterpret_cast<const uint2*>(from);
+          }
+        }
         q[step][column] = query_operand(pair.x);
         q[step][column + 2] = query_operand(pair.y);
       }
@@ -262,7 +312,12 @@ struct Softmax {
                                     unsigned (&pairs)[4]) {
     for (int half = 0; half < 2; ++half) {
       const Words<kValueWords>&even = rows[2 * half], &odd = rows[2 * half + 1];
-      if constexpr (kBytes) {
+      if constexpr (kPacked) {
+        const unsigned both = __byte_perm(even.word[part / 4], odd.word[part / 4], 0x4040 + 0x1111 * (part % 4));
+        const uint2 pair = code_operands((both & 0x0f0fu) | (both >> 4 & 0x0f0f0000u));
+        pairs[2 * half] = pair.x;
+        pairs[2 * half + 1] = pair.y;
+      } else if constexpr (kBytes) {
         const uint2 pair = byte_operands(
             __byte_perm(even.word[part / 2], odd.word[part / 2], part % 2 ? 0x7362 : 0x5140));
         pairs[2 * half] = pair.x;
@@ -307,7 +362,10 @@ __device__ inline void score_tile(const Queries& queries, const unsigned char* k
           keys + (8 * half + lane.g) * kKeyPitch + (lane.t + 4 * chunk) * kKeyChunk);
       for (int part = 0; part < kKeyElements / 4; ++part) {
         const int step = chunk * (kKeyElements / 4) + part;
-        if constexpr (kBytes) {
+        if constexpr (kPacked) {
+          const uint2 pair = code_operands(key.word[part / 2] >> 4 * (part % 2) & 0x0f0f0f0fu);
+          multiply_16x8x16<Operand>(sums[step % 2], queries.q[step], pair.x, pair.y);
+        } else if constexpr (kBytes) {
           const uint2 pair = byte_operands(key.word[part]);
           multiply_16x8x16<Operand>(sums[step % 2], queries.q[step], pair.x, pair.y);
         } else {
@@ -383,8 +441,14 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
   }
   wait_for_earlier_kernels();
 
-  const Queries queries(q + static_cast<long long>(row) * Q_STRIDE + head * HEAD_DIM, num_heads,
-                        lane);
+  const Bf16* rows = q + static_cast<long long>(row) * Q_STRIDE + head * HEAD_DIM;
+  if constexpr (kPacked) {
+    Bf16* const turned = reinterpret_cast<Bf16*>(shared_bytes + WARPS * kWarpBytes + kStatsBytes);
+    turn_queries(rows, num_heads, turned, warp, lane.number);
+    __syncthreads();
+    rows = turned;
+  }
+  const Queries queries(rows, num_heads, lane);
   const float scale = static_cast<float>(SCALE) * value_or_one(k_scale);
   Softmax softmax;
   int stage = 0;

@@ -14,7 +14,8 @@ from trtc.plugins.gpu.triton import (
     wait_for_inputs,
 )
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
-from trtc.plugins.rotary.triton import rotate_heads
+from trtc.plugins.packed_heads.triton import hadamard, store_packed
+from trtc.plugins.rotary.triton import rotate_heads, rotated_heads
 
 _FEW_ROWS = 256
 _SMALL_TILE, _LARGE_TILE = 1024, 2048
@@ -45,7 +46,7 @@ def rope_kv_write(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
+    STORED: tl.constexpr,
     HALF: tl.constexpr,
     EPS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -63,8 +64,10 @@ def rope_kv_write(
     OVERLAPS: tl.constexpr,
 ):
     """`pool_out` is the pool's own memory. HALF: of the rotated columns, which come first.
-    SCALE_BYTES: of a head's own scale, 0 or those of an f32; see plugins/kv_pool.py."""
-    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * (HEAD_DIM + SCALE_BYTES)
+    STORED: elements of the pool that a head takes, its scale included; see plugins/kv_pool.py."""
+    PLANE: tl.constexpr = PAGE_SIZE * NUM_KV_HEADS * STORED
+    PACKED: tl.constexpr = pool_out.dtype.element_ty == tl.uint8
+    CODES: tl.constexpr = HEAD_DIM // 2 if PACKED else HEAD_DIM
     Q_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     PARTS: tl.constexpr = Q_PARTS + 2 * KV_PARTS
@@ -79,12 +82,12 @@ def rope_kv_write(
     cosines = tl.load(cos + position * COS_STRIDE + angle, mask=rotates, other=0.0)
     sines = tl.load(sin + position * SIN_STRIDE + angle, mask=rotates, other=0.0)
     plane_of_k = pool_out + slot // PAGE_SIZE * (2 * PLANE)
-    row_of_k = plane_of_k + slot % PAGE_SIZE * (NUM_KV_HEADS * HEAD_DIM)
+    row_of_k = plane_of_k + slot % PAGE_SIZE * (NUM_KV_HEADS * CODES)
     row_of_v = row_of_k + PLANE
     scales_of_k = None
     scales_of_v = None
-    if SCALE_BYTES > 0:
-        behind = plane_of_k + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+    if STORED > CODES:
+        behind = plane_of_k + PAGE_SIZE * NUM_KV_HEADS * CODES
         at_scale = slot % PAGE_SIZE * NUM_KV_HEADS
         scales_of_k = behind.to(tl.pointer_type(tl.float32)) + at_scale
         scales_of_v = (behind + PLANE).to(tl.pointer_type(tl.float32)) + at_scale
@@ -113,24 +116,43 @@ def rope_kv_write(
             )
         elif part < Q_PARTS + KV_PARTS:
             head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
-            rotate_heads(
-                k + row * K_STRIDE,
-                row_of_k,
-                k_norm,
-                None,
-                k_scale,
-                scales_of_k,
-                cosines,
-                sines,
-                head,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                HALF,
-                EPS,
-                HALF_PAD,
-                REST_PAD,
-                NORM_AFTER,
-            )
+            if PACKED:
+                keys = rotated_heads(
+                    k + row * K_STRIDE,
+                    k_norm,
+                    cos + position * COS_STRIDE,
+                    sin + position * SIN_STRIDE,
+                    head,
+                    NUM_KV_HEADS,
+                    HEAD_DIM,
+                    HALF,
+                    EPS,
+                    HEAD_PAD,
+                    NORM_AFTER,
+                )
+                turned = hadamard(keys, HEAD_DIM & -HEAD_DIM)
+                store_packed(
+                    turned, is_finite(keys), row_of_k, scales_of_k, head, NUM_KV_HEADS, HEAD_DIM
+                )
+            else:
+                rotate_heads(
+                    k + row * K_STRIDE,
+                    row_of_k,
+                    k_norm,
+                    None,
+                    k_scale,
+                    scales_of_k,
+                    cosines,
+                    sines,
+                    head,
+                    NUM_KV_HEADS,
+                    HEAD_DIM,
+                    HALF,
+                    EPS,
+                    HALF_PAD,
+                    REST_PAD,
+                    NORM_AFTER,
+                )
         else:
             head = (part - Q_PARTS - KV_PARTS) * HEADS + tl.arange(0, HEADS)
             column = tl.arange(0, HEAD_PAD)
@@ -143,14 +165,19 @@ def rope_kv_write(
                 root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
                 weight = tl.load(v_norm + column, mask=column < HEAD_DIM, other=0.0)[None, :]
                 values = (divided(values, root) * weight).to(v.dtype.element_ty).to(tl.float32)
-            if SCALE_BYTES > 0:
-                own = scale_of_head(
-                    largest_of(values), is_finite(values), pool_out.dtype.element_ty
+            if PACKED:
+                store_packed(
+                    values, is_finite(values), row_of_v, scales_of_v, head, NUM_KV_HEADS, HEAD_DIM
                 )
-                tl.store(scales_of_v + head, own, mask=head < NUM_KV_HEADS)
-                by = own[:, None]
-            written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
-            tl.store(row_of_v + at, written, mask=inside)
+            else:
+                if STORED > CODES:
+                    own = scale_of_head(
+                        largest_of(values), is_finite(values), pool_out.dtype.element_ty
+                    )
+                    tl.store(scales_of_v + head, own, mask=head < NUM_KV_HEADS)
+                    by = own[:, None]
+                written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
+                tl.store(row_of_v + at, written, mask=inside)
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -177,7 +204,7 @@ def _launch(site: Site, tile: int) -> Launch:
             "NUM_HEADS": num_heads,
             "NUM_KV_HEADS": num_kv_heads,
             "HEAD_DIM": head_dim,
-            "SCALE_BYTES": site.axes["scale_bytes"],
+            "STORED": site.axes["stored_width"],
             "HALF": rotary_dim // 2,
             "EPS": float(site.attributes["eps"]),
             "PAGE_SIZE": site.page_size,

@@ -17,6 +17,51 @@ def turned(first, second, cosines, sines):
 
 
 @triton.jit
+def rotated_heads(
+    source,
+    norm,
+    cos,
+    sin,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    EPS: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
+):
+    """Norm and rotation of some heads, [heads, HEAD_PAD] f32 with the bits of `source`'s type and
+    zeros beyond HEAD_DIM. `cos` and `sin`: the angles of the row; `norm` may be None.
+
+    As `rotate_heads`, for what needs all of a head at once: each column is loaded beside the one
+    that it is turned with.
+    """
+    THROUGH: tl.constexpr = source.dtype.element_ty
+    column = tl.arange(0, HEAD_PAD)
+    turns = column < 2 * HALF
+    partner = tl.where(turns, tl.where(column < HALF, column + HALF, column - HALF), column)
+    inside = (head < NUM_HEADS)[:, None] & (column < HEAD_DIM)[None, :]
+    first = head[:, None] * HEAD_DIM
+    own = tl.load(source + first + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(source + first + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    cosines = tl.load(cos + column % HALF, mask=turns, other=1.0)
+    sines = tl.load(sin + column % HALF, mask=turns, other=0.0)
+    sines = tl.where(column < HALF, -sines, sines)
+    if NORM_AFTER:
+        own = (own * cosines[None, :] + other * sines[None, :]).to(THROUGH).to(tl.float32)
+    if norm is not None:
+        squares = tl.sum(own * own, 1)
+        root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
+        weight = tl.load(norm + column, mask=column < HEAD_DIM, other=0.0)[None, :]
+        own = (divided(own, root) * weight).to(THROUGH).to(tl.float32)
+        weight = tl.load(norm + partner, mask=column < HEAD_DIM, other=0.0)[None, :]
+        other = (divided(other, root) * weight).to(THROUGH).to(tl.float32)
+    if not NORM_AFTER:
+        own = (own * cosines[None, :] + other * sines[None, :]).to(THROUGH).to(tl.float32)
+    return own
+
+
+@triton.jit
 def rotate_heads(
     source,
     target,

@@ -20,7 +20,7 @@ Tensors = Mapping[str, tuple[str, Shape]]
 def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
     """All tensors that a plan may read or write: inputs, pools, buffers and logits."""
     kv = stages.pool
-    pools = {place: (place.entry.dtype, kv.pool_shape(place)) for place in kv.places}
+    pools = {place: (place.entry.element, kv.pool_shape(place)) for place in kv.places}
     return {
         **{one.name: ("i32", one.input.shape) for one in input_tensors(len(kv.groups))},
         **{name: pool for place, pool in pools.items() for name in pool_names(place)},

@@ -133,7 +133,7 @@ def test_inputs_and_outputs_are_the_step_abi() -> None:
         ("", OPSET),
         (TRTC_DOMAIN, 1),
     }
-    assert [one.entry.dtype for one in module.kv.places] == ["f8e4m3"] * 2
+    assert [one.entry.element for one in module.kv.places] == ["f8e4m3"] * 2
 
 
 def test_trtc_nodes_carry_what_their_operators_declare() -> None:

@@ -449,7 +449,7 @@ def test_a_quantised_checkpoint_builds_without_being_asked(calib: Path, tmp_path
     )
     manifest = build(request, probe=Probe(1), target=TARGET).manifest
     assert manifest.scheme.name == "fp8" and manifest.scheme.source == "modelopt"
-    assert {one.entry.dtype for one in manifest.kv.places} == {"f8e4m3"}
+    assert {one.entry.element for one in manifest.kv.places} == {"f8e4m3"}
     assert manifest.accuracy is not None and manifest.accuracy.kl is not None
 
     for options, message in (
@@ -576,6 +576,7 @@ def test_a_recurrence_with_one_norm_is_not_spread_over_gpus(tmp_path: Path) -> N
         ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for the latent"),
         ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
         ({"kv_dtype": "int8"}, "--kv-dtype: the latent attention of DeepseekV3.* kernels for int8"),
+        ({"kv_dtype": "int4"}, "--kv-dtype: the latent attention of DeepseekV3.* kernels for int4"),
     ],
 )
 def test_latent_attention_is_refused_where_no_kernel_has_it(
@@ -632,7 +633,12 @@ def test_targets_without_attention_sinks_refuse_them(target: str, tmp_path: Path
     [
         ({"dtype": "fp7"}, UnsupportedError, "--dtype"),
         ({"dtype": "fp8_weights"}, UnsupportedError, "does not make them"),
-        ({"kv_dtype": "int4"}, RequestError, "--kv-dtype"),
+        ({"kv_dtype": "int3"}, RequestError, "--kv-dtype"),
+        (
+            {"kv_dtype": "int4", "target": "tensorrt:sm_90"},
+            UnsupportedError,
+            "--kv-dtype: tensorrt:sm_90 has no kernels for int4",
+        ),
         (
             {"kv_dtype": "int8", "target": "tensorrt:sm_90"},
             UnsupportedError,

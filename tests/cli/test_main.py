@@ -110,7 +110,7 @@ def test_what_click_refuses_is_one_line_as_all_else(
     [
         (["build", "--dtype"], "int4_g", ["int4_g64", "int4_g32", "int4_gptq"]),
         (["build", "--target"], "cuda:sm_9", ["cuda:sm_90"]),
-        (["build", "--kv-dtype"], "", ["fp32", "bf16", "fp8", "int8"]),
+        (["build", "--kv-dtype"], "", ["fp32", "bf16", "fp8", "int8", "int4"]),
         (["quantize", "--dtype"], "fp", ["fp8", "fp8_dynamic"]),
         ([], "insp", ["inspect"]),
     ],

@@ -28,6 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-3": LLAMA_3,
     "llama-3 fp8": {**LLAMA_3, "pool": "f8e4m3", "out": "f8e4m3", "by": KV_SCALES},
     "llama-3 int8": {**LLAMA_3, "pool": "i8"},
+    "llama-3 int4": {**LLAMA_3, "pool": "u8"},
+    "llama-3.2 int4": {**LLAMA_3, "head_dim": 64, "pool": "u8"},
+    "phi-3 int4": {"heads": 32, "kv_heads": 32, "head_dim": 96, "pool": "u8", "page_size": 8},
+    "gemma-2 int4": {"heads": 16, "kv_heads": 8, "head_dim": 256, "pool": "u8", "softcap": 50.0}
+    | {"window": 4096, "page_size": 128},
     "llama-3.2": {**LLAMA_3, "head_dim": 64, "pool": "f8e4m3", "by": KV_SCALES},
     "phi-2": {"heads": 32, "kv_heads": 32, "head_dim": 80},
     "phi-3": {"heads": 32, "kv_heads": 32, "head_dim": 96, "window": 2047, "page_size": 8},
@@ -44,12 +49,22 @@ WIDE: dict[str, dict[str, Any]] = {
     "gemma-4": GEMMA_4,
     "gemma-4 fp8": {**GEMMA_4, "pool": "f8e4m3", "by": KV_SCALES},
 }
-ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "llama-4", "one kv head")
+ON_EVERY_SM = (
+    "llama-3",
+    "llama-3 int4",
+    "gemma-2 int4",
+    "gemma-2",
+    "gpt-oss",
+    "llama-4",
+    "one kv head",
+)
 IN_TRITON = [
     ("gemma-2", 86),
     ("llama-3 fp8", 89),
     ("llama-3", 90),
     ("llama-3 int8", 90),
+    *[("llama-3 int4", sm) for sm in ARCHS],
+    *[("gemma-2 int4", sm) for sm in (86, 90, 120)],
     ("llama-4", 86),
     *[("gpt-oss", sm) for sm in ARCHS if sm != 90],  # which has a kernel of its own
     ("gemma-4", 80),
@@ -87,7 +102,9 @@ def test_cuda_kernels_compile(name: str, sm: int) -> None:
     assert every.work[0] == decodes[0].work[0]
     cuda = [one for one in every.work if isinstance(one, Launch)]
     kernels = [one for one in cuda if isinstance(one.kernel, CudaSource)]
-    assert len(kernels) == (3 if sm == 90 and not site.axes["scale_bytes"] else 2)
+    assert len(kernels) == (
+        3 if sm == 90 and site.axes["stored_width"] == site.axes["head_dim"] else 2
+    )
     for launch in kernels:
         assert isinstance(launch.kernel, CudaSource)
         ptx = check(launch, compile_cuda(launch.kernel, sm), sm)

@@ -34,6 +34,8 @@ def lower_for_chunks(site: Site) -> tuple[Variant, ...]:
         {"heads": 2, "kv_heads": 2, "head_dim": 256, "window": 33, "page_size": 32},
         {"heads": 6, "head_dim": 16, "window": 9, "sinks": True},
         {"heads": 8, "kv_heads": 1, "head_dim": 80, "window": 33, "pool": "i8"},
+        {"heads": 8, "kv_heads": 1, "head_dim": 80, "window": 33, "pool": "u8"},
+        {"heads": 4, "head_dim": 64, "pool": "u8", "sinks": True},
         {"heads": 10, "head_dim": 16, "window": 9, "chunked": 1},
     ],
 )

@@ -10,6 +10,7 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch, Lower, Site
+from trtc.plugins.kv_pool import code_width
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
 
@@ -42,11 +43,12 @@ def site(sm: int, dtypes: dict[str, str], axes: dict[str, int], **attributes: An
 
 
 def rope_site(sm: int, pool: str) -> Site:
+    stored = code_width(pool, HEAD_DIM) + (4 if pool == "u8" else 0)
     steps = {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32"}
     scales = {"k_scale": "f32", "v_scale": "f32"} if pool == "f8e4m3" else {}
     activations = dict.fromkeys(("q", "k", "v", "q_out"), "bf16")
     dtypes = activations | steps | scales | {"pool": pool, "pool_out": pool}
-    return site(sm, dtypes, {"q": 6144, "scale_bytes": 0}, **ROPE, eps=0.0, norm_after=0)
+    return site(sm, dtypes, {"q": 6144, "stored_width": stored}, **ROPE, eps=0.0, norm_after=0)
 
 
 NORM = {"x": "bf16", "residual": "bf16", "weight": "f32", "total": "bf16"}
@@ -102,6 +104,7 @@ CASES: dict[str, tuple[Lower, Any]] = {
         ),
     ),
     "rope_kv_write": (rope_kv_write.lower, lambda sm: rope_site(sm, "bf16")),
+    "rope_kv_write-int4": (rope_kv_write.lower, lambda sm: rope_site(sm, "u8")),
     "rope_kv_write-e4m3": (rope_kv_write.lower, lambda sm: rope_site(sm, "f8e4m3")),
     "swiglu": (
         swiglu.lower,

@@ -228,12 +228,15 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert result["windows"] == windows.get(family, (None,))
 
 
-def test_int8_keys_and_values_are_those_of_the_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kv_dtype", "step"), [("i8", 1e-2), ("i4", 1e-1)])
+def test_keys_and_values_with_scales_are_those_of_the_graph(
+    kv_dtype: str, step: float, tmp_path: Path
+) -> None:
     """But for one that falls to the other of two codes."""
-    run = functools.partial(run_both, kv_dtype="i8", num_hidden_layers=1)
+    run = functools.partial(run_both, kv_dtype=kv_dtype, num_hidden_layers=1)
     result = in_interpreter(run, "llama", "fp32", str(tmp_path))
     assert result["errors"][len(result["errors"]) // 2] < 1e-5
-    assert result["errors"][-1] < 1e-2
+    assert result["errors"][-1] < step
 
 
 def run_mxfp4(directory: str) -> dict[str, Any]:

@@ -8,6 +8,9 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from tests.support import scan_calls, ssm_calls
+from tests.support.attention_case import Sequence
+from tests.support.attention_launches import assert_close as assert_attention_close
+from tests.support.attention_launches import make_call, run_variant
 from tests.support.delta_calls import LARGE, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, sliced
@@ -310,6 +313,25 @@ def test_f32_is_quantised_as_the_reference_does(gpu: Gpu, rng: np.random.Generat
                 {"x": near.astype(np.float32), "out_scale": scalar(scale)},
             )
             assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm))
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("pool", ["i8", "u8"])
+def test_attention_to_heads_with_scales_of_their_own(gpu: Gpu, pool: str, head_dim: int) -> None:
+    """Decodes in the shortest splits and the longest, and mixed steps, which also run tiles."""
+    case = {"heads": 32, "kv_heads": 8, "head_dim": head_dim, "pool": pool, "page_size": 16}
+    lower = "trtc.plugins.paged_attention.cuda:lower"
+    contexts = (1, 16, 37, 64, 257, 1100)
+    decodes = make_call([Sequence(context, 1) for context in contexts], **case)
+    mixed = make_call(
+        [Sequence(1, 1), Sequence(700, 1), Sequence(37, 37), Sequence(90, 13)], **case
+    )
+    for run in (gpu.run, gpu.run_apart):
+        for call, variant, weights in ((decodes, 0, 2.0**-15), (decodes, -2, 2.0**-15)):
+            out = run_variant(call, lower, gpu.sm, variant, run)
+            assert_attention_close(call, out, np.arange(call.num_tokens), weights)
+        out = run_variant(mixed, lower, gpu.sm, -1, run)
+        assert_attention_close(mixed, out, np.arange(mixed.num_tokens), 2.0**-8)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

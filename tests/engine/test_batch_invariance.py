@@ -33,9 +33,19 @@ def opened(engine: Path, num_pages: int) -> Session:
     return open_session(engine, num_threads=1, num_pages=num_pages)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "gemma4_e"])
-def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
-    _, engine = tiny_engines(family)
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("llama", None),
+        ("gemma2", None),
+        ("qwen3_moe", None),
+        ("gemma4_e", None),
+        ("gemma2", "int4"),
+        ("gemma4_e", "int4"),
+    ],
+)
+def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str, kv_dtype: str | None) -> None:
+    _, engine = tiny_engines(family, kv_dtype)
     rng = random.Random(4)
     shared = [rng.randrange(3, 60) for _ in range(24)]
     prompts = [

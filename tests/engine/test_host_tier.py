@@ -40,18 +40,19 @@ def told(inbox: Inbox) -> list[TokenLogprobs]:
 
 
 @pytest.mark.parametrize(
-    ("family", "num_pages"),
+    ("family", "kv_dtype", "num_pages"),
     [
-        pytest.param("gemma3", 34, id="windows"),
-        pytest.param("lfm2", 16, id="states"),
-        pytest.param("qwen3_5", 16, id="delta"),
+        pytest.param("gemma3", None, 34, id="windows"),
+        pytest.param("gemma3", "int4", 34, id="windows-int4"),
+        pytest.param("lfm2", None, 16, id="states"),
+        pytest.param("qwen3_5", None, 16, id="delta"),
     ],
 )
 def test_pages_that_come_back_change_no_bit(
-    tiny_engines: Engines, family: str, num_pages: int
+    tiny_engines: Engines, family: str, kv_dtype: str | None, num_pages: int
 ) -> None:
     """Each prompt again after the others have taken its pages: alone, and beside the others."""
-    _, engine = tiny_engines(family)
+    _, engine = tiny_engines(family, kv_dtype)
     with running(engine, 64, LoopConfig(prefix_cache=False)) as loop:
         expected = [told(ask(loop, "", number)) for number in range(3)]
     for num_bytes in (0, 1 << 20):

@@ -55,6 +55,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("llama", "bf16", None, False),
         ("llama", "bf16", "f8e4m3", False),
         ("llama", "bf16", "i8", False),
+        ("llama", "bf16", "i4", False),
         ("llama", "fp8", "f8e4m3", False),
         ("llama", "fp8", "f8e4m3", True),
         ("llama", "int8_sq", None, False),

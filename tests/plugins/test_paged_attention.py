@@ -28,6 +28,9 @@ SHAPES = {
     "mha_f32": AttentionShape("f32", "f32", 3, 3, 24, 8),
     "mqa_fp8": AttentionShape("bf16", "f8e4m3", 8, 1, 64, 32, out_dtype="f8e4m3"),
     "mqa_i8": AttentionShape("bf16", "i8", 8, 1, 64, 32),
+    "mqa_i4": AttentionShape("bf16", "u8", 8, 1, 64, 32),
+    "window_i4": AttentionShape("f32", "u8", 6, 3, 40, 16, window=37, softcap=5.0),
+    "head_128_i4": AttentionShape("bf16", "u8", 8, 2, 128, 16, sinks=True),
     "window_i8": AttentionShape("f32", "i8", 6, 3, 40, 16, window=37, softcap=5.0),
     "window": AttentionShape("bf16", "bf16", 6, 2, 80, 16, window=37),
     "wide_window_fp8": AttentionShape("f32", "f8e4m3", 4, 4, 96, 64, window=100),
@@ -144,7 +147,32 @@ def test_int8_keys_and_values_are_what_their_codes_and_scales_say(library, name)
     )
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mqa_fp8", "mqa_i8"])
+@pytest.mark.parametrize("name", ["mqa_i4", "window_i4", "head_128_i4"])
+def test_4_bits_are_what_their_codes_and_scales_say(library, name):
+    """As in a pool of f32 of keys that are turned, rounded and turned back."""
+    shape = SHAPES[name]
+    tails = [(one, 3, 90) for one in histories(shape, (90,))]
+    size = shape.head_dim & -shape.head_dim
+    bits = np.arange(size)
+    parity = np.array([[(i & j).bit_count() % 2 for j in bits.tolist()] for i in bits.tolist()])
+    matrix = np.kron(np.eye(shape.head_dim // size), (1 - 2 * parity) / np.sqrt(size))
+    rounded = []
+    for history, new, context in tails:
+        kv = np.stack([history.kv[:, 0] @ matrix, history.kv[:, 1]], axis=1)
+        at = np.abs(kv).argmax(-1)[..., None]
+        units = np.take_along_axis(kv, at, -1) / -8
+        kv = np.clip(np.rint(kv / units), -8, 7) * units
+        kv = np.stack([kv[:, 0] @ matrix, kv[:, 1]], axis=1).astype(np.float32)
+        rounded.append((History(history.q, kv), new, context))
+    exact = replace(shape, pool_dtype="f32")
+    expected = attention_call(np.random.default_rng(1), exact, rounded).reference()["out"]
+    (found,) = run(library, shape, tails)
+    difference = np.abs(found.astype(np.float32) - expected.astype(np.float32))
+    assert difference.max() < (0.02 if shape.dtype == "bf16" else 1e-4)
+    assert difference.mean() < (2e-3 if shape.dtype == "bf16" else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gqa", "window", "mqa_fp8", "mqa_i8", "mqa_i4"])
 def test_later_tokens_of_a_chunk_are_not_seen(library, name):
     """Not even as 0 * NaN: a token's own bits stay when all that follows is NaN."""
     shape = SHAPES[name]

@@ -41,8 +41,9 @@ def test_a_row_does_not_depend_on_the_others(library, call):
     assert pool.tobytes() == whole["pool_out"].tobytes()
 
 
-def test_keys_and_values_that_are_not_finite_get_a_scale_that_is_not(library):
-    call = next(c for c in GRID if c.types["pool"].dtype == "i8" and "v_norm" not in c.inputs)
+@pytest.mark.parametrize("pool", ["i8", "u8"])
+def test_keys_and_values_that_are_not_finite_get_a_scale_that_is_not(library, pool):
+    call = next(c for c in GRID if c.types["pool"].dtype == pool and "v_norm" not in c.inputs)
     rows, head_dim = {name: np.array(call.inputs[name]) for name in ("k", "v")}, 64
     rows["k"][1, 5], rows["v"][2, head_dim + 1] = np.nan, np.inf
     spoilt = KernelCall(call.op, call.attributes, {**call.inputs, **rows})

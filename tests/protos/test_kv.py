@@ -76,10 +76,23 @@ def test_int8_has_a_scale_of_each_token_and_head() -> None:
     assert layout.of_rank(3).page_bytes * 3 == layout.page_bytes
 
 
+def test_int4_has_two_elements_in_a_byte_and_a_scale_of_each_token_and_head() -> None:
+    of_int4 = attention_entry(0, num_kv_heads=3, head_dim=64, dtype="i4")
+    layout = CacheLayout(page_size=16, groups=(Group(kind=Full(), entries=(of_int4,)),))
+    assert layout.page_bytes == 2 * 16 * 3 * (32 + 4)
+    (place,) = layout.places
+    assert place.entry.element == "u8"
+    assert layout.pool_shape(place) == ("num_pages", 2, 16, 3, 36)
+    assert layout.of_rank(3).page_bytes * 3 == layout.page_bytes
+    with pytest.raises(ValueError, match="63 elements of i4 are not whole bytes"):
+        attention_entry(0, num_kv_heads=3, head_dim=63, dtype="i4")
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i4"])
 @pytest.mark.parametrize("name", ["latent", "columns", "matrix"])
-def test_int8_is_for_keys_and_values(name: Any) -> None:
-    with pytest.raises(ValueError, match=f"a plane {name} has no i8"):
-        Plane(name=name, heads=1, width=64, dtype="i8")
+def test_scales_are_for_keys_and_values(name: Any, dtype: Any) -> None:
+    with pytest.raises(ValueError, match=f"a plane {name} has no {dtype}"):
+        Plane(name=name, heads=1, width=64, dtype=dtype)
 
 
 def with_states(*sizes: int) -> CacheLayout:
@@ -120,7 +133,7 @@ def test_a_layer_may_have_two_states() -> None:
     )
     layout = CacheLayout(page_size=4, groups=(Group(kind=State(), entries=entries),))
     assert [one.name for one in layout.places] == ["kv_3", "kv_3_matrix"]
-    assert [one.entry.dtype for one in layout.places] == ["bf16", "f32"]
+    assert [one.entry.element for one in layout.places] == ["bf16", "f32"]
     assert [layout.pool_shape(one)[1:] for one in layout.places] == [(3, 32), (2, 32)]
     assert layout.page_bytes == 3 * 32 * 2 + 2 * 4 * 8 * 4
     with pytest.raises(ValueError, match="two entries of one kind"):

@@ -28,7 +28,11 @@ def _site(
         return Site(
             dtypes=types,
             strides=dict.fromkeys(types, max(axes.values())),
-            axes={"scale_bytes": 0, **static, **axes},  # of a pool's tokens, which have no scales
+            axes={
+                "stored_width": HEAD_DIM,
+                **static,
+                **axes,
+            },  # of a pool's heads, which have no scales
             attributes=complete,
             rows="tokens",
             page_size=PAGE_SIZE,

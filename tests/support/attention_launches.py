@@ -1,6 +1,6 @@
 """A batch of paged_attention as it is lowered for a GPU, run on the CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class Attention:
             axes={
                 "num_kv_heads": num_kv_heads,
                 "head_dim": head_dim,
-                "scale_bytes": stored - head_dim,
+                "stored_width": stored,
             },
             attributes=self.attributes,
             rows="tokens",
@@ -230,11 +230,22 @@ def run_cuda(call: Attention, site: Site, variant: Variant, *, lazy: bool = Fals
 
 def run_triton(call: Attention, lower: str, sm: int) -> Array:
     """The output of the last variant of `module:function`, whose launches are Triton's."""
+    return run_variant(call, lower, sm, -1, interpret_work)
+
+
+def run_variant(
+    call: Attention,
+    lower: str,
+    sm: int,
+    variant: int,
+    run: Callable[[Work], Mapping[str, Array]],
+) -> Array:
+    """The output of one variant of `module:function`."""
     site = call.site(sm)
     work = Work(
-        lower=lower, arguments=(site,), pick=-1, bucket=call.bucket(), arrays=call.arrays(site)
+        lower=lower, arguments=(site,), pick=variant, bucket=call.bucket(), arrays=call.arrays(site)
     )
-    return call.checked(interpret_work(work)["out"])
+    return call.checked(run(work)["out"])
 
 
 def part(call: Attention, sequence: int, first: int, last: int) -> Attention:

@@ -28,7 +28,7 @@ def new_pools(kv: CacheLayout, num_pages: int, value: float = 0.0) -> dict[str, 
     """Graph input -> a pool full of `value`."""
     return {
         place.name: np.full((num_pages, *kv.pool_shape(place)[1:]), value, dtype=np.float32).astype(
-            NUMPY_DTYPES[place.entry.dtype]
+            NUMPY_DTYPES[place.entry.element]
         )
         for place in kv.places
     }

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.triton_kernels import Work, launches_of, programs, scratch_of
+from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.lowering import SCRATCH, Launch
 from trtc.plugins.gpu.probe import device_sm
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import HostArray, Kernel, Place, ProgramDevice
@@ -84,7 +86,9 @@ class Gpu:
     def _kernel(self, launch: Launch) -> Kernel:
         key = repr(launch.kernel)
         if key not in self._loaded:
-            compiled = compile_kernel(launch.kernel, self.sm)  # type: ignore[arg-type]
+            is_cuda = isinstance(launch.kernel, CudaSource)
+            compile_one: Any = compile_cuda if is_cuda else compile_kernel
+            compiled = compile_one(launch.kernel, self.sm)
             self._loaded[key] = self.device.load(
                 compiled.cubin, compiled.entry, compiled.num_threads, compiled.shared_bytes
             )

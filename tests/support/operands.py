@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
-from trtc.plugins.kv_pool import PagedHeads
+from trtc.plugins.kv_pool import PagedHeads, code_width
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.protos.kv import SCALE_BYTES
@@ -69,17 +69,18 @@ def attention_sinks(num_heads: int) -> Array:
 
 def random_sequence(rng: np.random.Generator, shape: AttentionShape, context: int) -> History:
     q = random_array(rng, context, shape.num_heads * shape.head_dim, dtype=shape.dtype, spread=2)
-    stored = "f32" if shape.pool_dtype == "i8" else shape.pool_dtype
+    stored = "f32" if shape.pool_dtype in ("i8", "u8") else shape.pool_dtype
     kv = random_array(rng, context, 2, shape.num_kv_heads, shape.head_dim, dtype=stored)
     return History(q, kv)
 
 
 def stale_pool(num_pages: int, page_size: int, heads: int, head_dim: int, dtype: str) -> Array:
     """A pool of keys and values whose every slot is NaN."""
-    if dtype != "i8":
+    if dtype not in ("i8", "u8"):
         shape = (num_pages, 2, page_size, heads, head_dim)
         return np.full(shape, np.nan, NUMPY_DTYPES[dtype])
-    pool = np.full((num_pages, 2, page_size, heads, head_dim + SCALE_BYTES["i8"]), 99, np.int8)
+    stored = code_width(dtype, head_dim) + SCALE_BYTES["i8"]
+    pool = np.full((num_pages, 2, page_size, heads, stored), 99, NUMPY_DTYPES[dtype])
     scales = PagedHeads(pool, head_dim).scales
     assert scales is not None
     scales[...] = np.nan

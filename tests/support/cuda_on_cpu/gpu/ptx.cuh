@@ -17,6 +17,9 @@ struct E4m3 {
 struct I8 {
   signed char value;
 };
+struct U4x2 {
+  unsigned char bits;
+};
 
 inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - shared_bytes);
