@@ -1,6 +1,7 @@
 """Run CUDA C++ kernels on the CPU, thread by thread, with numpy arrays (see device.hpp)."""
 
 import ctypes
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ _WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Werror")
 _FLAGS = ("-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", *_WARNINGS)
 _FIRST = "first.hpp"
 """Of every program: device.hpp, which takes longer to read than a kernel."""
+_DEVICE = ("device.cpp", "gpu/ptx.cpp", "gpu/hopper.cpp", "gpu/cluster.cpp")
+"""All that does not depend on the kernel."""
+
+
+class _Late(ctypes.Structure):
+    """Late of device.hpp."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
 def launch(
@@ -52,21 +61,16 @@ def launch(
         AssertionError: the kernel does not compile, or cannot end, or a block ends without having
             waited for the kernels before it.
     """
-    files = _files()
-    flags = [*_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}"]
-    first = precompiled_header(_FIRST, '#include "device.hpp"\n', flags, files)
-    flags += ["-shared", f"-I{first}"]
-    library = ctypes.CDLL(str(compile_shared_object(_unit(source), flags, files)))
+    library = ctypes.CDLL(str(compile_shared_object(_unit(source), _flags(), _files())))
     library.run.restype = ctypes.c_char_p
-    late = [one for one in late if one.size]
+    places = [_Late(one.ctypes.data, one.nbytes) for one in late if one.size]
     failure = library.run(
         (ctypes.c_void_p * len(arguments))(*(one.ctypes.data for one in arguments)),
         (ctypes.c_uint * 3)(*grid),
         ctypes.c_int(source.num_threads),
         ctypes.c_int(lazy),
-        (ctypes.c_void_p * len(late))(*(one.ctypes.data for one in late)),
-        (ctypes.c_size_t * len(late))(*(one.nbytes for one in late)),
-        ctypes.c_int(len(late)),
+        (_Late * len(places))(*places),
+        ctypes.c_int(len(places)),
     )
     assert failure is None, f"{source.entry}: {failure.decode()}"
 
@@ -113,10 +117,21 @@ def _unit(source: CudaSource) -> str:
     )
 
 
-def _files() -> list[str]:
+@functools.cache
+def _flags() -> tuple[str, ...]:
+    """Of a kernel's program, which asks the library of _DEVICE for all else."""
+    flags = (*_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}")
+    text = "".join(f'#include "{name}"\n' for name in _DEVICE)
+    device = compile_shared_object(text, (*flags, "-shared"), _files())
+    first = precompiled_header(_FIRST, '#include "device.hpp"\n', flags, _files())
+    return (*flags, "-shared", f"-I{first}", "-Wl,--no-as-needed", str(device))
+
+
+@functools.cache
+def _files() -> tuple[str, ...]:
     kernels = [*_PLUGINS.rglob("*.cu"), *_PLUGINS.rglob("*.cuh")]
-    ours = [*_HERE.rglob("*.hpp"), *_HERE.rglob("*.cuh")]
-    return [path.read_text() for path in sorted([*kernels, *ours])]
+    ours = [one for end in ("hpp", "cuh", "cpp") for one in _HERE.rglob(f"*.{end}")]
+    return tuple(path.read_text() for path in sorted([*kernels, *ours]))
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -8,14 +8,27 @@
 #define CLUSTER 1
 #endif
 
-extern "C" const char* run(void* const* arguments, const unsigned* grid, int threads, int lazy_mode,
-                           void* const* late, const std::size_t* late_bytes, int num_late) {
-  using namespace cuda_on_cpu;
-  cuda_on_cpu::lazy = lazy_mode;
-  cuda_on_cpu::late.clear();
-  for (int i = 0; i < num_late; ++i) {
-    auto* const address = static_cast<unsigned char*>(late[i]);
-    cuda_on_cpu::late.push_back({address, {address, address + late_bytes[i]}});
-  }
-  return launch(ENTRY, arguments, {grid[0], grid[1], grid[2]}, threads, CLUSTER);
+namespace cuda_on_cpu {
+
+inline void* const* given;
+
+template <class... Arguments, std::size_t... index>
+void call(void (*kernel)(Arguments...), std::index_sequence<index...>) {
+  kernel(static_cast<Arguments>(given[index])...);
+}
+
+// A kernel whose parameters are all addresses, in a thread.
+template <class... Arguments>
+void call(void (*kernel)(Arguments...)) {
+  call(kernel, std::index_sequence_for<Arguments...>());
+}
+
+}  // namespace cuda_on_cpu
+
+extern "C" const char* run(void* const* arguments, const unsigned* grid, int threads, int lazy,
+                           const cuda_on_cpu::Late* late, int num_late) {
+  cuda_on_cpu::given = arguments;
+  const auto entry = [] { cuda_on_cpu::call(ENTRY); };
+  const dim3 blocks{grid[0], grid[1], grid[2]};
+  return cuda_on_cpu::launch({entry, blocks, threads, CLUSTER, lazy != 0, late, num_late});
 }

@@ -26,7 +26,7 @@ inline unsigned shared_address(const void* pointer) {
 }
 
 inline void forget(unsigned&) {}
-inline void wait_for_earlier_kernels() { cuda_on_cpu::settle_late(); }
+void wait_for_earlier_kernels();
 inline void let_next_kernel_start() {}
 inline float load_early(const float* address) { return *address; }
 // An array of a test begins anywhere.
@@ -46,21 +46,12 @@ inline void prefetch_to_l2(const void* global, unsigned bytes) {
 }
 inline unsigned long long evict_first() { return 0; }
 
-template <int kBytes>
-inline void copy_async(unsigned to, const void* from, int bytes) {
-  if (to % kBytes || reinterpret_cast<std::uintptr_t>(from) % kBytes) {
-    cuda_on_cpu::fail("a copy is not aligned");
-  }
-  const cuda_on_cpu::Copy copy{shared_bytes + to, from, bytes, kBytes};
-  if (!cuda_on_cpu::lazy) copy.run();
-  auto& fiber = cuda_on_cpu::block.fibers[cuda_on_cpu::block.current];
-  if (cuda_on_cpu::lazy) fiber.groups.back().push_back(copy);
-}
-
+// `bytes` of `total`, and zeros.
+void copy_async(unsigned to, const void* from, int bytes, int total);
 inline void copy_async_16(unsigned to, const void* from, int bytes) {
-  copy_async<16>(to, from, bytes);
+  copy_async(to, from, bytes, 16);
 }
-inline void copy_async_4(unsigned to, const void* from) { copy_async<4>(to, from, 4); }
+inline void copy_async_4(unsigned to, const void* from) { copy_async(to, from, 4, 4); }
 
 inline void stream_async(unsigned to, const void* from, int bytes, unsigned long long) {
   copy_async_16(to, from, bytes);
@@ -75,33 +66,12 @@ inline uint4 load_shared(unsigned from) {
 inline void store_shared(unsigned to, uint2 words) { std::memcpy(shared_bytes + to, &words, 8); }
 inline void store_shared(unsigned to, uint4 words) { std::memcpy(shared_bytes + to, &words, 16); }
 
-inline uint4 load_matrices(unsigned from) {
-  struct Lane {
-    unsigned from, words[4];
-  };
-  Lane mine{from, {}};
-  cuda_on_cpu::exchange_warp(mine, [](auto& lanes) {
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        const unsigned row = lanes[8 * i + lane / 4]->from;
-        std::memcpy(&lanes[lane]->words[i], shared_bytes + row + lane % 4 * 4, 4);
-      }
-    }
-  });
-  return {mine.words[0], mine.words[1], mine.words[2], mine.words[3]};
-}
-
-inline void commit_copies() {
-  cuda_on_cpu::block.fibers[cuda_on_cpu::block.current].groups.emplace_back();
-}
-
+uint4 load_matrices(unsigned from);
+void commit_copies();
+void finish_copies(int most_left);
 template <int kGroups>
 inline void wait_for_copies() {
-  auto& groups = cuda_on_cpu::block.fibers[cuda_on_cpu::block.current].groups;
-  while (groups.size() > kGroups + 1) {
-    for (const auto& copy : groups.front()) copy.run();
-    groups.pop_front();
-  }
+  finish_copies(kGroups);
 }
 
 template <class T>
@@ -229,59 +199,16 @@ inline float half_of(unsigned pair, int which) {
   return element_of<T>(pair, which);
 }
 
+// d += a . b of fragments whose elements have so many bytes.
+void multiply_fragments(float* d, const unsigned* a, const unsigned* b, int bytes,
+                        float (*element)(unsigned word, int which));
+
 template <class T>
 inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  struct Lane {
-    float* d;
-    unsigned a[4], b[2];
-  };
-  Lane mine{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
-  cuda_on_cpu::exchange_warp(mine, [](auto& lanes) {
-    constexpr int kDepth = 32 / sizeof(T), kWord = 4 / sizeof(T);
-    float left[16][kDepth], right[kDepth][8];
-    for (int lane = 0; lane < 32; ++lane) {
-      const int g = lane / 4, t = lane % 4;
-      for (int i = 0; i < kWord; ++i) {
-        for (int part = 0; part < 4; ++part) {
-          const int k = kWord * t + i + part / 2 * kDepth / 2;
-          left[g + part % 2 * 8][k] = element_of<T>(lanes[lane]->a[part], i);
-        }
-        for (int part = 0; part < 2; ++part) {
-          right[kWord * t + i + part * kDepth / 2][g] = element_of<T>(lanes[lane]->b[part], i);
-        }
-      }
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        float sum = lanes[lane]->d[i];
-        for (int k = 0; k < kDepth; ++k) {
-          sum += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
-        }
-        lanes[lane]->d[i] = sum;
-      }
-    }
-  });
+  const unsigned b[2] = {b0, b1};
+  multiply_fragments(d, a, b, sizeof(T), element_of<T>);
 }
 
-inline void multiply_16x8x32(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  struct Lane {
-    int* d;
-    unsigned a[4], b[2];
-  };
-  Lane mine{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
-  cuda_on_cpu::exchange_warp(mine, [](auto& lanes) {
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4, half = i / 2, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 32; ++k) {
-          const unsigned left = lanes[row * 4 + k % 16 / 4]->a[half + k / 16 * 2];
-          const unsigned right = lanes[column * 4 + k % 16 / 4]->b[k / 16];
-          lanes[lane]->d[i] += static_cast<signed char>(left >> 8 * (k % 4)) *
-                               static_cast<signed char>(right >> 8 * (k % 4));
-        }
-      }
-    }
-  });
-}
+void multiply_16x8x32(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
 }  // namespace trtc
