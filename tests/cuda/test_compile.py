@@ -1,14 +1,17 @@
-"""Operators' kernels compile for every SM without a GPU, as the launches promise."""
+"""Operators' kernels at the sizes of models compile without a GPU, as the launches promise."""
 
+import functools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.support.compiled import compile_sources
+from tests.support.compiled import compile_sources, one_of_each
 from tests.support.triton_kernels import needs_triton
+from trtc.builder.targets.gpu.ptx import CompiledKernel
 from trtc.builder.targets.gpu.triton import compile_kernel
-from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.arch import ARCHS, Arch
 from trtc.plugins.gpu.lowering import Launch, Lower, Site
 from trtc.plugins.kv_pool import code_width
 from trtc.protos.errors import UnsupportedError
@@ -136,9 +139,15 @@ CASES: dict[str, tuple[Lower, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sm", ARCHS)
-@pytest.mark.parametrize("name", CASES)
-def test_kernels_compile(name: str, sm: int) -> None:
+def facts(arch: Arch) -> tuple[bool, bool]:
+    """All that these kernels, which multiply no matrices, ask the table for."""
+    return arch.has_e4m3, arch.has_pdl
+
+
+SMS = one_of_each(facts)
+
+
+def launches_of(name: str, sm: int) -> list[Launch]:
     lower, make = CASES[name]
     variants = lower(make(sm))
     assert variants[-1].kind == "any"
@@ -146,13 +155,43 @@ def test_kernels_compile(name: str, sm: int) -> None:
     work = [one for variant in variants for one in variant.work]
     launches = [one for one in work if isinstance(one, Launch)]
     assert len(launches) == len(work)
-    if not ARCHS[sm].has_e4m3 and name.endswith("e4m3"):
+    return launches
+
+
+def is_refused(name: str, sm: int) -> bool:
+    return name.endswith("e4m3") and not ARCHS[sm].has_e4m3
+
+
+@functools.cache
+def compiled(sm: int) -> dict[str, Sequence[CompiledKernel]]:
+    """Every case's kernels, in one process."""
+    sources = {
+        name: [launch.kernel for launch in launches_of(name, sm)]
+        for name in CASES
+        if not is_refused(name, sm)
+    }
+    kernels = compile_sources([one for some in sources.values() for one in some], sm)
+    return {name: [next(kernels) for _ in some] for name, some in sources.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_facts_give_the_same_kernels(name: str) -> None:
+    for arch in ARCHS.values():
+        (like,) = [sm for sm in SMS if facts(ARCHS[sm]) == facts(arch)]
+        found, wanted = (launches_of(name, sm) for sm in (arch.sm, like))
+        assert [one.kernel for one in found] == [one.kernel for one in wanted]
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile(name: str, sm: int) -> None:
+    launches = launches_of(name, sm)
+    if is_refused(name, sm):
         for launch in launches:
             with pytest.raises(UnsupportedError, match=f"sm_{sm} has no E4M3"):
                 compile_kernel(launch.kernel, sm)  # type: ignore[arg-type]
         return
-    kernels = compile_sources([launch.kernel for launch in launches], sm)
-    for launch, kernel in zip(launches, kernels, strict=True):
+    for launch, kernel in zip(launches, compiled(sm)[name], strict=True):
         assert len(launch.arguments) == len(launch.kernel.parameters)
         ptx = kernel.ptx.decode()
         entry = re.search(r"\.visible \.entry \w+\((.*?)\n\)", ptx, re.DOTALL)

@@ -1,12 +1,13 @@
 """The operators of latent attention as they are lowered for a GPU, by Triton's interpreter, against
 their references; and compiled for sizes of published models."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.support.compiled import compiled
+from tests.support.compiled import compiled, together
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
@@ -22,7 +23,7 @@ from tests.support.latent_calls import (
 from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.arch import ARCHS
-from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.gpu.lowering import Site, Variant
 from trtc.plugins.latents.expansion import LEAST_NEW, MAX_BYTES, room_for
 from trtc.protos.manifest import Limits
 
@@ -96,11 +97,18 @@ def site(call: KernelCall, sm: int) -> Site:
 
 
 @pytest.mark.parametrize(
-    ("name", "sm"),
-    [*((name, 90) for name in PUBLISHED), ("DeepSeek-V3 fp8", 80), ("DeepSeek-V3 fp8", 86)],
+    ("names", "sm"),
+    [(tuple(PUBLISHED), 90), (("DeepSeek-V3 fp8",), 80), (("DeepSeek-V3 fp8",), 86)],
 )
-def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
+def test_attention_of_published_sizes_compiles(names: Sequence[str], sm: int) -> None:
     """Beside those of WGMMA, the SMs of most and of least shared memory."""
+    variants = [variant for name in names for variant in published_variants(name, sm)]
+    assert [len(variant.work) for variant in variants] == [3] * 2 * len(names)
+    assert len(list(compiled(together(variants), sm))) == 6 * len(names)
+
+
+def published_variants(name: str, sm: int) -> tuple[Variant, Variant]:
+    """Of all rows: absorbed and expanded."""
     shape, rng = PUBLISHED[name], np.random.default_rng(0)
     if shape.pool_dtype == "f8e4m3" and not ARCHS[sm].has_e4m3:
         shape = replace(shape, pool_dtype="bf16")
@@ -109,7 +117,6 @@ def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
     assert [one.kind for one in decodes] == ["decode"] * len(decodes)
     assert [one.max_rows for one in decodes] == sorted(one.max_rows for one in decodes)
     assert max(sum(one.scratch.values()) for one in (*decodes, every)) < 2 << 30
-    assert len(list(compiled(every, sm))) == 3
     token_bytes = 2 * shape.num_heads * (shape.head_dim + shape.value_dim)
     room = room_for(token_bytes, 32768, 8192)
     absorbed = expanding(call, LEAST_NEW, room)
@@ -118,4 +125,4 @@ def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
     assert (decode.work, few.work, few.max_rows) == ((), (), LEAST_NEW - 1)
     assert sum(prompts.scratch.values()) == token_bytes * room <= MAX_BYTES
     assert room >= (8192 if shape.num_heads > 100 else 32768)
-    assert len(list(compiled(prompts, sm))) == 3
+    return every, prompts

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.compiled import compile_sources, one_of_each
 from tests.support.cuda_on_cpu import launch as launch_on_cpu
 from tests.support.cuda_on_cpu import poisoned
 from tests.support.kernels import KernelCall, assert_close
@@ -25,7 +26,6 @@ needs_triton()
 
 from tests.support.lowered import run_lowered, site_of  # noqa: E402
 from trtc.builder.targets.gpu.nvrtc import compile_cuda  # noqa: E402
-from trtc.builder.targets.gpu.triton import compile_kernel  # noqa: E402
 from trtc.plugins.gemm import cuda, skinny  # noqa: E402
 from trtc.plugins.gpu.arch import ARCHS  # noqa: E402
 
@@ -208,16 +208,18 @@ def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
             assert products in kernel.ptx
 
 
-@pytest.mark.parametrize("sm", ARCHS)
-def test_the_tile_kernels_compile_for_every_sm(sm: int) -> None:
-    for case in (TILES[0], TILES[6] if ARCHS[sm].has_e4m3 else TILES[3]):
-        kernel = cuda.tiles_launch(site(case, sm)).kernel
-        assert not isinstance(kernel, CudaSource)
-        assert compile_kernel(kernel, sm).cubin.startswith(b"\x7fELF")
+@pytest.mark.parametrize(
+    "sm", one_of_each(lambda arch: (arch.has_e4m3, arch.has_pdl, arch.has_wgmma))
+)
+def test_the_tile_kernels_compile(sm: int) -> None:
+    tiles = [TILES[0], TILES[6] if ARCHS[sm].has_e4m3 else TILES[3]]
     case = Case("bf16", "bf16", 128, 16, softcap=30.0, out="f32", layout="row_major")
     capped = cuda.lower_gemm(site(case, sm))[-1].work[1]
     assert isinstance(capped, Launch) and not isinstance(capped.kernel, CudaSource)
-    assert b".shared" not in compile_kernel(capped.kernel, sm).ptx
+    sources = [*(cuda.tiles_launch(site(one, sm)).kernel for one in tiles), capped.kernel]
+    *products, cap = compile_sources(sources, sm)
+    assert all(one.cubin.startswith(b"\x7fELF") for one in products)
+    assert b".shared" not in cap.ptx
 
 
 FP8 = Case("f8e4m3", "f8e4m3", 4096, 4096, input_scale=True, layout="row_major")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
+from tests.support.compiled import LIMITS, PAGE_SIZE, compiled, one_of_each, together
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch, Site, Variant
@@ -47,10 +47,15 @@ def is_cuda(variant: Variant) -> bool:
     return isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
 
 
+SMS = one_of_each(lambda arch: (arch.has_large_shared, arch.has_pdl, arch.has_wgmma))
+
+
 @pytest.mark.parametrize(
     ("weight", "group", "sm"),
     [
-        *((weight, group, sm) for weight, group in (("i4", 128), ("iq4", 32)) for sm in ARCHS),
+        *(("i4", 128, sm) for sm in SMS),
+        # The same kernels with other words, once a generation of SMs.
+        *(("iq4", 32, sm) for sm in (80, 90, 100, 120)),
         ("iq4", 16, 90),
     ],
 )
@@ -60,9 +65,8 @@ def test_mixed_input_gemms_compile(weight: str, group: int, sm: int) -> None:
     few = [variant for variant in variants if is_cuda(variant)]
     assert bool(few) == (group >= 32)
     more = variants[len(few) : -1]
-    for variant in (*few[:1], *few[-1:], *more[-1:], variants[-1]):
-        for kernel in compiled(variant, sm):
-            assert kernel.entry == "widen_weight" or b"mma" in kernel.ptx
+    for kernel in compiled(together([*few[:1], *few[-1:], *more[-1:], variants[-1]]), sm):
+        assert kernel.entry == "widen_weight" or b"mma" in kernel.ptx
 
 
 def test_many_columns_in_rows_and_small_groups_compile_for_wgmma() -> None:

@@ -1,17 +1,34 @@
 """Compile what an operator is lowered to, for a named SM."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel
 from trtc.builder.targets.gpu.triton import compile_kernels
-from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.arch import ARCHS, Arch
 from trtc.plugins.gpu.lowering import Launch, Variant
 from trtc.plugins.gpu.sources import CudaSource, KernelSource
 from trtc.protos.manifest import Limits
 
 PAGE_SIZE = 16
 LIMITS = Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=2048)
+
+
+def one_of_each(facts: Callable[[Arch], object]) -> list[int]:
+    """The first SM of the table with each of these facts: all that kernels ask of it.
+
+    For kernels at the sizes of models, where another SM with the same facts would show nothing that
+    is new: test_every_arch.py compiles every operator for every SM.
+    """
+    found: dict[object, int] = {}
+    for arch in ARCHS.values():
+        found.setdefault(facts(arch), arch.sm)
+    return list(found.values())
+
+
+def _entry(source: KernelSource | CudaSource) -> str:
+    return source.entry if isinstance(source, CudaSource) else str(source.function.fn.__name__)
 
 
 def compile_sources(
@@ -24,9 +41,19 @@ def compile_sources(
         yield next(made) if isinstance(one, KernelSource) else compile_cuda(one, sm)
 
 
-def compiled(variant: Variant, sm: int) -> Iterator[CompiledKernel]:
-    """The kernels of a variant, each checked for what a launch of it may have."""
-    launches = [one for one in variant.work if isinstance(one, Launch)]
+def together(variants: Sequence[Variant]) -> Variant:
+    """The work of all, to compile in one process."""
+    return replace(variants[-1], work=tuple(one for each in variants for one in each.work))
+
+
+def compiled(variant: Variant, sm: int, entries: Sequence[str] = ()) -> Iterator[CompiledKernel]:
+    """The kernels of a variant, or those of these entries, each checked for what a launch of it may
+    have."""
+    launches = [
+        one
+        for one in variant.work
+        if isinstance(one, Launch) and (not entries or _entry(one.kernel) in entries)
+    ]
     kernels = compile_sources([one.kernel for one in launches], sm)
     for launch, kernel in zip(launches, kernels, strict=True):
         assert kernel.cubin.startswith(b"\x7fELF")
