@@ -77,6 +77,22 @@ MORE_WIDTHS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYERS_OF_EACH_KIND: dict[str, dict[str, Any]] = {
+    "gemma2": {"num_hidden_layers": 2},
+    "gemma3": {"num_hidden_layers": 2, "sliding_window_pattern": 2},
+    "gemma4": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "olmo3": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
+}
+"""Once, of families whose tiny models repeat them: each layer is a segment to build."""
+
+
 def write_segments(
     directory: Path, family: str, scheme: str, kv_dtype: str, **sizes: Any
 ) -> tuple[list[Path], tuple[Any, ...]]:
@@ -120,7 +136,8 @@ def widths(family: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_every_family_builds(family: str, tmp_path: Path) -> None:
-    paths, profiles = write_segments(tmp_path, family, "bf16", "bf16")
+    layers = LAYERS_OF_EACH_KIND.get(family, {})
+    paths, profiles = write_segments(tmp_path, family, "bf16", "bf16", **layers)
     for path in paths:
         assert len(build_for(path, profiles, 80, 86, 89, 120).plan) > 100_000
 
@@ -128,23 +145,26 @@ def test_every_family_builds(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["fp32", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_scheme_of_every_family_builds(family: str, scheme: str, tmp_path: Path) -> None:
-    """For each SM alone: one plan for several could hide that one of them refuses."""
+    """One plan for all SMs that have the scheme: it takes as long as a plan for one, and is refused
+    if one of them refuses (`test_fp4_is_refused...` and `test_fp8_is_refused...`)."""
     if family in WITH_EXPERTS and scheme == "nvfp4":
         with pytest.raises(UnsupportedError, match="routed experts cannot have FP4 weights"):
             write_segments(tmp_path, family, scheme, "bf16", **widths(family))
         return
     kv = "f32" if scheme == "fp32" else "f8e4m3"
     paths, profiles = write_segments(tmp_path, family, scheme, kv, **widths(family))
+    sms = (120,) if scheme == "nvfp4" else (89, 120)
     for path in paths:
-        for sm in (120,) if scheme == "nvfp4" else (89, 120):
-            assert len(build_for(path, profiles, sm).plan) > 100_000
+        assert len(build_for(path, profiles, *sms).plan) > 100_000
 
 
-def test_fp4_is_refused_where_the_hardware_has_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sms", [(89,), (89, 120), (120, 89)])
+def test_fp4_is_refused_where_the_hardware_has_none(sms: tuple[int, ...], tmp_path: Path) -> None:
+    """And for others beside it."""
     paths, profiles = write_segments(tmp_path, "llama", "nvfp4", "f8e4m3", **WIDTHS)
     for path in paths:
         with pytest.raises(UnsupportedError, match="fp4_e2m1"):
-            build_for(path, profiles, 89)
+            build_for(path, profiles, *sms)
 
 
 def test_phases_are_told(tmp_path: Path) -> None:
@@ -221,7 +241,7 @@ def test_a_broken_graph_is_refused_by_the_name_of_our_node(
         build_for(paths[1], profiles, 89)
 
 
-@pytest.mark.parametrize("sms", [(80,), (80, 89)])
+@pytest.mark.parametrize("sms", [(80,), (80, 89), (120, 80)])
 def test_fp8_is_refused_where_the_hardware_has_none(sms: tuple[int, ...], tmp_path: Path) -> None:
     paths, profiles = write_segments(tmp_path, "llama", "fp8", "bf16", **WIDTHS)
     with pytest.raises(UnsupportedError, match="could not build"):
