@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.compiled import compile_once
 from tests.support.engines import config_dict, dummy_request
 from tests.support.evaluate import LIMITS, PAGE_SIZE
 from tests.support.fake_gpu import CubinKernel, FakeGpu
@@ -24,6 +25,7 @@ from trtc.builder.pipeline import build
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.tensorrt import compile as tensorrt_compile
+from trtc.builder.targets.tensorrt import kernels as tensorrt_kernels
 from trtc.builder.targets.tensorrt import rtx as tensorrt_rtx
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.stages import read_stages
@@ -56,6 +58,8 @@ def fake_machine(
 ) -> Iterator[Machine]:
     """A machine with a GPU, TensorRT and TensorRT for RTX, for the builder and for session.py.
 
+    Builds on it compile each kernel once: this GPU runs none of them.
+
     Args:
         engine: of TensorRT for RTX, whose kernels the GPU is to know.
     """
@@ -67,6 +71,7 @@ def fake_machine(
         patch.setitem(sys.modules, "tensorrt", machine.trt)
         patch.setitem(sys.modules, "tensorrt.plugin", fake_plugin_module(machine.trt))
         patch.setitem(sys.modules, "tensorrt_rtx", machine.rtx)
+        patch.setattr(tensorrt_kernels, "compile_kernels", compile_once)
         for module in (tensorrt_compile, tensorrt_opening, tensorrt_rtx):
             patch.setattr(module, "device_sm", lambda: sm)
         patch.setattr(tensorrt_opening, "open_device", gpu.opened)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tests.support.bundles import NoReader, bundle_module, distance
 from tests.support.caches import uniform_layout
+from tests.support.compiled import compile_once
 from tests.support.models import random_prompt, tiny_checkpoint, transformers_logits
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
@@ -18,6 +19,7 @@ from trtc.builder.evaluator import Evaluator
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import parse_cpu_target
+from trtc.builder.targets.tensorrt import kernels
 from trtc.builder.targets.tensorrt.target import make_profiles, parse_tensorrt_target
 from trtc.protos.bundle import read_recipe
 from trtc.protos.errors import UnsupportedError
@@ -62,8 +64,11 @@ def bundle_logits(bundle: Path, ids: list[int]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES)
-def test_the_graph_file_is_the_model(family: str, dtype: str, tmp_path: Path) -> None:
+def test_the_graph_file_is_the_model(
+    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exact file, plugins and all, against Transformers in f32 and against the CPU engine."""
+    monkeypatch.setattr(kernels, "compile_kernels", compile_once)
     bundle = make_bundle(tmp_path, family, dtype=dtype)
     found = bundle_logits(bundle, PROMPT)
     model, twin_share = CASES[family, dtype]

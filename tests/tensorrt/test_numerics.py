@@ -20,6 +20,7 @@ import torch
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.bundles import NoReader, bundle_module, distance, evaluable
+from tests.support.compiled import compile_once
 from tests.support.fake_quantized import fake_quantized_logits
 from tests.support.models import random_prompt
 from tests.support.steps import Stepper
@@ -33,6 +34,7 @@ from trtc.builder.pipeline import build
 from trtc.builder.recipes import Array
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
+from trtc.builder.targets.tensorrt import kernels
 from trtc.builder.targets.tensorrt.target import write_graph
 from trtc.protos.manifest import GRAPH_FILE, Limits
 from trtc.quant.calibrate import quantize_checkpoint
@@ -59,8 +61,9 @@ CASES = {
 
 @pytest.mark.parametrize(("family", "scheme", "kv_dtype"), CASES)
 def test_the_graph_file_is_the_dequantised_model(
-    family: str, scheme: str, kv_dtype: Any, tmp_path: Path
+    family: str, scheme: str, kv_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kernels, "compile_kernels", compile_once)
     source = wide_checkpoint(family, tmp_path)
     quantized = tmp_path / "quantized"
     quantized.mkdir()

@@ -2,16 +2,19 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
+from tests.support.compiled import compile_once
 from tests.support.models import tiny_checkpoint
 from tests.support.plan_engines import request
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.pipeline import build
+from trtc.builder.targets.tensorrt import kernels as tensorrt_kernels
 from trtc.builder.targets.tensorrt.cut import cut
 from trtc.builder.targets.tensorrt.rtx import parse_tensorrt_rtx_target
 from trtc.cli import main
@@ -28,6 +31,14 @@ trt: Any = pytest.importorskip(
 )
 
 LAYERS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_once() -> Iterator[None]:
+    """Two of these engines have the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorrt_kernels, "compile_kernels", compile_once)
+        yield
 
 
 @pytest.fixture(scope="module")
