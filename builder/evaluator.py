@@ -1,13 +1,14 @@
 """The reference evaluator: any module, source or native, run as its operators are defined.
 
-onnx.reference.ReferenceEvaluator does the walking. trtc's operators run their references; a few of
-ONNX's get an implementation here that computes in f32 and rounds once, because onnx's own computes
-bfloat16 in bfloat16 (MatMul, RMSNormalization, Sigmoid) or has none (Gelu).
+onnx.reference has ONNX's operators. trtc's own run their references; a few of ONNX's get an
+implementation here that computes in f32 and rounds once, because onnx's own computes bfloat16 in
+bfloat16 (MatMul, RMSNormalization, Sigmoid) or has none (Gelu).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import onnx
@@ -24,7 +25,6 @@ from trtc.plugins.rounding import cast
 
 _Operators = list[type[OpRun]]
 _E2M1_MAX = 6.0
-_NOTHING = np.zeros(0, np.float32)
 Exchange = Callable[[str, Array], tuple[Array, ...]]
 """(a collective's node, what this rank gives) -> what every rank gives, in their order."""
 
@@ -57,18 +57,33 @@ class Evaluator:
         self._outputs = [output.name for output in graph.output]
         self._constants = {name: weights[name] for name in weights if name in needed}
         if produced:
-            folder = _evaluator(module.model, constant, weights, produced, exchange)
-            self._constants |= dict(zip(produced, folder.run(None, weights), strict=True))
-        inputs = [*(value.name for value in graph.input), *self._constants]
-        self._step = _evaluator(module.model, variable, inputs, self._outputs, exchange)
+            values = _run(_calls(module.model, constant, exchange), weights)
+            self._constants |= {name: values[name] for name in produced}
+        self._step = _calls(module.model, variable, exchange)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One step: every graph input by name -> every graph output by name.
 
         Nothing is done in place: `kv_i_out` are new pools, to be given as `kv_i` next time.
         """
-        results = self._step.run(None, {**self._constants, **inputs})
-        return dict(zip(self._outputs, results, strict=True))
+        values = _run(self._step, {**self._constants, **inputs})
+        return {name: values[name] for name in self._outputs}
+
+
+class _Call(NamedTuple):
+    compute: Callable[..., Sequence[Any]]
+    inputs: tuple[str, ...]
+    """An empty name: without this one."""
+    outputs: tuple[str, ...]
+
+
+def _run(calls: Iterable[_Call], given: Mapping[str, Array]) -> dict[str, Any]:
+    """Every value by name: those given and those computed."""
+    values: dict[str, Any] = dict(given)
+    for call in calls:
+        inputs = [values[name] if name else None for name in call.inputs]
+        values.update(zip(call.outputs, call.compute(*inputs), strict=False))
+    return values
 
 
 def _split(
@@ -87,22 +102,22 @@ def _split(
     return constant, variable
 
 
-def _evaluator(
-    model: onnx.ModelProto,
-    nodes: list[onnx.NodeProto],
-    inputs: Iterable[str],
-    outputs: Iterable[str],
-    exchange: Exchange,
-) -> ReferenceEvaluator:
-    graph = onnx.helper.make_graph(nodes, "part", _untyped(inputs), _untyped(outputs))
+def _calls(model: onnx.ModelProto, nodes: list[onnx.NodeProto], exchange: Exchange) -> list[_Call]:
+    """The nodes in their order, bound to what computes them."""
+    graph = onnx.helper.make_graph(nodes, "part", [], [])
     part = onnx.helper.make_model(
         graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
     )
-    return ReferenceEvaluator(part, new_ops=_operators(exchange))
+    operators = ReferenceEvaluator(part, new_ops=_operators(exchange)).rt_nodes_
+    return [_Call(_computation(one), tuple(one.input), tuple(one.output)) for one in operators]
 
 
-def _untyped(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
-    return [onnx.helper.make_empty_tensor_value_info(name) for name in names]
+def _computation(operator: OpRun) -> Callable[..., Sequence[Any]]:
+    """onnx's operators check the types that they are given."""
+    if not isinstance(operator, _Own):
+        return operator.run  # type: ignore[no-any-return]
+    attributes = {name: getattr(operator, name) for name in operator.attributes_names_}
+    return partial(operator._run, **attributes)
 
 
 def _operators(exchange: Exchange) -> _Operators:
@@ -111,24 +126,34 @@ def _operators(exchange: Exchange) -> _Operators:
     return [*own, TRT_FP4DynamicQuantize, *fused]
 
 
+class _Own(OpRun):  # type: ignore[misc]
+    """An operator whose _run takes what onnx's run would give it, and needs no check of it."""
+
+
+class _Fused(_Own):
+    """Calls the reference of a trtc operator."""
+
+    _op: ClassVar[FusedOp]
+    _exchange: ClassVar[Any]
+    """An Exchange."""
+
+    @cached_property
+    def _constants(self) -> dict[str, Any]:
+        return _attributes(self._op, self.onnx_node)
+
+    def _run(self, *inputs: Array | None, **_: Any) -> Sequence[Any]:
+        names = [parameter.name for parameter in self._op.inputs]
+        arguments: dict[str, Any] = dict.fromkeys(names)
+        arguments.update(zip(names, inputs, strict=False))
+        if self._op.collective:
+            node = self.onnx_node.name
+            arguments = {name: self._exchange(node, one) for name, one in arguments.items()}
+        return self._op.reference(**arguments, **self._constants)
+
+
 def _operator(op: FusedOp, exchange: Exchange) -> type[OpRun]:
-    """An OpRun that calls the operator's reference."""
-
-    def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-        node = self.onnx_node
-        given = {
-            parameter.name: value
-            for parameter, value, name in zip(op.inputs, inputs, node.input, strict=False)
-            if name
-        }
-        arguments: dict[str, Any] = {p.name: given.get(p.name) for p in op.inputs}
-        if op.collective:
-            arguments = {name: exchange(node.name, value) for name, value in arguments.items()}
-        results = op.reference(**arguments, **_attributes(op, node))[: len(node.output)]
-        # onnx wants an array even for an output that the node goes without.
-        return tuple(_NOTHING if one is None else one for one in results)
-
-    return type(op.name, (OpRun,), {"op_domain": TRTC_DOMAIN, "_run": run})
+    own = {"op_domain": TRTC_DOMAIN, "_op": op, "_exchange": staticmethod(exchange)}
+    return type(op.name, (_Fused,), own)
 
 
 def _attributes(op: FusedOp, node: onnx.NodeProto) -> dict[str, Any]:
@@ -145,14 +170,15 @@ def _attributes(op: FusedOp, node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _f32(x: Array) -> NDArray[np.float32]:
-    return x.astype(np.float32)
+    """x itself where it is f32."""
+    return x.astype(np.float32, copy=False)
 
 
 def _rounded(x: Array, like: Array) -> Array:
     return x if x.dtype == like.dtype == np.float32 else cast(x, str(like.dtype))
 
 
-class MatMul(OpRun):  # type: ignore[misc]
+class MatMul(_Own):
     """Accumulated in f32, rounded once.
 
     Each row is a product of its own: with many rows BLAS would sum in another order than with one,
@@ -164,7 +190,7 @@ class MatMul(OpRun):  # type: ignore[misc]
         return (_rounded(np.matmul(rows, matrices)[..., 0, :], a),)
 
 
-class RMSNormalization(OpRun):  # type: ignore[misc]
+class RMSNormalization(_Own):
     """x / rms(x) * weight in f32 over the last axis, rounded once, as trtc.rms_norm does."""
 
     def _run(
@@ -177,7 +203,7 @@ class RMSNormalization(OpRun):  # type: ignore[misc]
         return (_rounded(wide * inverse * _f32(scale), x),)
 
 
-class LayerNormalization(OpRun):  # type: ignore[misc]
+class LayerNormalization(_Own):
     """(x - mean) / deviation * weight + bias in f32 over the last axis, rounded once."""
 
     def _run(
@@ -198,14 +224,14 @@ class LayerNormalization(OpRun):  # type: ignore[misc]
         return (_rounded(normed if bias is None else normed + _f32(bias), x),)
 
 
-class Sigmoid(OpRun):  # type: ignore[misc]
+class Sigmoid(_Own):
     """1 / (1 + exp(-x)) in f32; tanh's form does not overflow."""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (_rounded(0.5 * (1.0 + np.tanh(0.5 * _f32(x))), x),)
 
 
-class Gelu(OpRun):  # type: ignore[misc]
+class Gelu(_Own):
     """The tanh approximation in f32."""
 
     _CUBIC: ClassVar[float] = 0.044715
@@ -217,7 +243,7 @@ class Gelu(OpRun):  # type: ignore[misc]
         return (_rounded(0.5 * wide * (1.0 + np.tanh(inner)), x),)
 
 
-class QuantizeLinear(OpRun):  # type: ignore[misc]
+class QuantizeLinear(_Own):
     """x / scale in f32, rounded to nearest even and saturated; trtc's graphs use no zero point."""
 
     def _run(self, x: Array, scale: Array, *, output_dtype: int, **_: Any) -> tuple[Array]:
@@ -225,7 +251,7 @@ class QuantizeLinear(OpRun):  # type: ignore[misc]
         return (cast(_f32(x) / _f32(scale), str(target)),)
 
 
-class TRT_FP4DynamicQuantize(OpRun):  # type: ignore[misc]
+class TRT_FP4DynamicQuantize(_Own):
     """Blocks of the last axis to E2M1: a block's scale is its largest value over E2M1's, 6, in
     units of `scale` and rounded to E4M3. A block whose scale rounds to zero is zero."""
 
