@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.late_iris import make_iri_syntax_late
+
+_YOUNG_OBJECTS = 50_000
+
 # A test machine has few cores, and the suite runs in two processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Importing what the tests import makes millions of objects, all of which stay.
+gc.disable()
+make_iri_syntax_late()
 
 settings.register_profile(
     "trtc",
@@ -46,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 (a device node)
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage begin, seldom: each would visit objects of every library."""
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,8 +16,18 @@ class Ring:
         self.me = self
 
 
-def test_what_exists_is_left_out_for_the_time_of_the_block_only() -> None:
-    threshold = gc.get_threshold()
+@pytest.fixture(autouse=True)
+def threshold() -> Iterator[tuple[int, int, int]]:
+    """Python's own, not that of the session of tests."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
+    gc.set_threshold(*before)
+
+
+def test_what_exists_is_left_out_for_the_time_of_the_block_only(
+    threshold: tuple[int, int, int],
+) -> None:
     before = weakref.ref(Ring())
     with few_collections():
         inside = weakref.ref(Ring())
@@ -29,8 +40,7 @@ def test_what_exists_is_left_out_for_the_time_of_the_block_only() -> None:
     assert gc.get_threshold() == threshold
 
 
-def test_an_error_ends_the_block_too() -> None:
-    threshold = gc.get_threshold()
+def test_an_error_ends_the_block_too(threshold: tuple[int, int, int]) -> None:
     with pytest.raises(ZeroDivisionError), few_collections():
         raise ZeroDivisionError
     assert gc.get_freeze_count() == 0
