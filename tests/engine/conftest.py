@@ -22,7 +22,7 @@ def tiny_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     def engine_of(family: str, kv_dtype: str | None = None) -> tuple[Path, Path]:
         directory = tmp_path_factory.mktemp(family)
         checkpoint = tiny_checkpoint(family, directory)
-        build_tiny(checkpoint, directory / "engine", optimization="-O0", kv_dtype=kv_dtype)
+        build_tiny(checkpoint, directory / "engine", kv_dtype=kv_dtype)
         return checkpoint, directory / "engine"
 
     return engine_of
