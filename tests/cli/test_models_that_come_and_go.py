@@ -48,7 +48,8 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("roomy")
     heads: Any = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
     model = tiny_checkpoint("llama", root, "bfloat16", num_hidden_layers=4, **heads)
-    build_tiny(model, root / "engine", "bf16", max_batch_size=8, max_num_tokens=64)
+    limits: Any = {"max_batch_size": 8, "max_num_tokens": 64}
+    build_tiny(model, root / "engine", "bf16", optimization="-O1", **limits)
     return root / "engine"
 
 
