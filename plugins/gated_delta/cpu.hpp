@@ -23,7 +23,11 @@ struct DeltaHead {
   static constexpr std::int64_t kKeys = C::key_dim, kValues = C::value_dim;
   const gated_delta_args& a;
   std::int64_t head;
+  // Whether each row of the matrix decays by a factor of its own.
+  static constexpr bool kByRow = C::decays > 1;
   alignas(64) float q[kKeys], k[kKeys], o[kValues];
+  // Of each row: its factor, and its part of the key times that.
+  alignas(64) float decays[kByRow ? kKeys : 1], decayed[kByRow ? kKeys : 1];
 
   float* state_in(std::int32_t page) const { return a.state.row<float>(page) + head * kKeys * kValues; }
   static void clear(float* state) { std::fill_n(state, kKeys * kValues, 0.f); }
@@ -46,24 +50,43 @@ struct DeltaHead {
     Floats new_values[kVectors], result[kVectors];
     for (int j = 0; j < kVectors; ++j) new_values[j] = result[j] = Floats{};
     for (std::int64_t i = 0; i < kKeys; ++i) {
-      const Floats key = broadcast(k[i]);
+      const Floats key = broadcast(kByRow ? decayed[i] : k[i]);
       for (int j = 0; j < kVectors; ++j) {
         new_values[j] = fma(load(from + i * kValues + first + j * kStep, n), key, new_values[j]);
       }
     }
     for (int j = 0; j < kVectors; ++j) {
-      new_values[j] = beta * (load(v + first + j * kStep, n) - decay * new_values[j]);
+      const Floats known = kByRow ? new_values[j] : decay * new_values[j];
+      new_values[j] = beta * (load(v + first + j * kStep, n) - known);
     }
     for (std::int64_t i = 0; i < kKeys; ++i) {
       const Floats key = broadcast(k[i]), query = broadcast(q[i]);
+      const Floats kept = broadcast(kByRow ? decays[i] : decay);
       for (int j = 0; j < kVectors; ++j) {
         const std::int64_t at = i * kValues + first + j * kStep;
-        const Floats value = fma(key, new_values[j], decay * load(from + at, n));
+        const Floats value = fma(key, new_values[j], kept * load(from + at, n));
         store(to + at, value, n);
         result[j] = fma(value, query, result[j]);
       }
     }
     for (int j = 0; j < kVectors; ++j) store(o + first + j * kStep, result[j], n);
+  }
+
+  // Of a head's decay number `i`.
+  float log_decay(std::int64_t number, std::int64_t i) const {
+    const std::int64_t at = head * C::decays + i;
+    const float x = to_float(a.a.row<const typename C::a_t>(number)[at]) + a.dt_bias.row<const float>(0)[at];
+    const float softplus = x > 20.f ? x : std::log1p(std::exp(x));
+    return a.rate.row<const float>(0)[head] * softplus;
+  }
+
+  void decay_rows(std::int64_t number) {
+    for (std::int64_t i = 0; i < kKeys; ++i) decays[i] = log_decay(number, i);
+    for_vectors(kKeys, [&](std::int64_t i, auto n) {
+      const Floats factors = exp(load(decays + i, n));
+      store(decays + i, factors, n);
+      store(decayed + i, factors * load(k + i, n), n);
+    });
   }
 
   void row(std::int64_t number, const float* from, float* to) {
@@ -73,9 +96,8 @@ struct DeltaHead {
     unit(k, of_row + (C::key_heads + key_head) * kKeys, 1.f);
     const T* v = of_row + 2 * C::key_heads * kKeys + head * kValues;
     const float b = to_float(a.b.row<const typename C::b_t>(number)[head]);
-    const float x = to_float(a.a.row<const typename C::a_t>(number)[head]) + a.dt_bias.row<const float>(0)[head];
-    const float softplus = x > 20.f ? x : std::log1p(std::exp(x));
-    const float decay = std::exp(a.rate.row<const float>(0)[head] * softplus);
+    const float decay = kByRow ? 1.f : std::exp(log_decay(number, 0));
+    if constexpr (kByRow) decay_rows(number);
     const float beta = 1.f / (1.f + std::exp(-b));
     constexpr std::int64_t kWide = 4 * kLanes, kWhole = kValues / kWide * kWide;
     for (std::int64_t j = 0; j < kWhole; j += kWide) columns<4>(j, v, from, to, decay, beta, AllLanes{});
@@ -96,7 +118,7 @@ struct DeltaHead {
     auto* out = a.out.row<typename C::out_t>(number) + head * kValues;
     for_vectors(kValues, [&](std::int64_t i, auto n) {
       const Floats normed = load(o + i, n) * by * load(a.norm.row<const float>(0) + i, n);
-      store(out + i, normed * activated<Activation::silu>(load(z + i, n)), n);
+      store(out + i, normed * activated<C::gate>(load(z + i, n)), n);
     });
   }
 };

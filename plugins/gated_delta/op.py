@@ -6,19 +6,19 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 GATED_DELTA = FusedOp(
     name="gated_delta",
-    summary="out = rms_norm(delta_rule(split(qkv), sigmoid(b), decay(a))) * silu(z), by heads",
+    summary="out = rms_norm(delta_rule(split(qkv), sigmoid(b), decay(a))) * gate(z), by heads",
     inputs=(
         Parameter("qkv", ("M", "2*key_heads*key_dim+value_heads*value_dim"), ("f32", "bf16")),
         Parameter("z", ("M", "value_heads*value_dim"), ("f32", "bf16")),
         Parameter("b", ("M", "value_heads"), ("f32", "bf16")),
-        Parameter("a", ("M", "value_heads"), ("f32", "bf16")),
+        Parameter("a", ("M", "value_heads*decays"), ("f32", "bf16")),
         MATRIX,
         Parameter("query_start", ("B+1",), ("i32",), role="step"),
         Parameter("context_lens", ("B",), ("i32",), role="step"),
         Parameter("page_table", ("B", "P"), ("i32",), role="step"),
         Parameter("slots", ("M",), ("i32",), role="step"),
         Parameter("rate", ("value_heads",), ("f32",), role="weight"),
-        Parameter("dt_bias", ("value_heads",), ("f32",), role="weight"),
+        Parameter("dt_bias", ("value_heads*decays",), ("f32",), role="weight"),
         Parameter("norm", ("value_dim",), ("f32",), role="weight"),
     ),
     outputs=(
@@ -30,6 +30,9 @@ GATED_DELTA = FusedOp(
         Attribute("key_dim", "int"),
         Attribute("value_heads", "int"),
         Attribute("value_dim", "int"),
+        # A head has one, or each of its key channels its own: key_dim.
+        Attribute("decays", "int", default=1),
+        Attribute("gate", "enum", "silu", ("silu", "sigmoid"), "Activation"),
         Attribute("eps", "float"),
         Attribute("page_size", "int"),
     ),

@@ -1,4 +1,5 @@
-"""The gated delta rule (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next has it, by tokens."""
+"""The gated delta rule (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next and, with a decay of each
+key channel, Kimi-Linear (arXiv:2510.26692) have it, by tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ def reference(
     key_dim: int,
     value_heads: int,
     value_dim: int,
+    decays: int,
+    gate: str,
     eps: float,
     page_size: int,
 ) -> tuple[Array, Array]:
@@ -41,7 +44,10 @@ def reference(
 
         S = exp(rate * softplus(a + dt_bias)) * S
         S = S + outer(k, sigmoid(b) * (v - k @ S))
-        out = rms_norm(q @ S / sqrt(key_dim)) * norm * silu(z)
+        out = rms_norm(q @ S / sqrt(key_dim)) * norm * gate(z)
+
+    A head has one number of `a` and `dt_bias`, which decays all of S, or `decays` = key_dim of
+    them, one for each row of S.
 
     `state` [num_pages, value_heads, key_dim * value_dim]; for where a sequence finds and leaves it
     see `step_rows`.
@@ -52,14 +58,15 @@ def reference(
     q, k = (np.repeat(one, value_heads // key_heads, axis=1) for one in (q, k))
     v = v.reshape(-1, value_heads, value_dim)
     beta = _sigmoid(b.astype(np.float32))
-    decay = np.exp(rate * np.logaddexp(0, a.astype(np.float32) + dt_bias)).astype(np.float32)
+    steps = np.logaddexp(0, a.astype(np.float32) + dt_bias).reshape(-1, value_heads, decays)
+    decay = np.exp(rate[:, None] * steps).astype(np.float32)
     shape = (value_heads, key_dim, value_dim)
     found, written = np.zeros_like(v), state.copy()
     rows = Rows(query_start, context_lens, page_table, slots)
     for row, before, after in step_rows(rows, page_size):
         matrix = np.zeros(shape, np.float32)
         if before is not None:
-            matrix = written[before].reshape(shape) * decay[row, :, None, None]
+            matrix = written[before].reshape(shape) * decay[row, :, :, None]
         known = np.einsum("hk,hkv->hv", k[row], matrix)
         new = beta[row, :, None] * (v[row] - known)
         matrix = matrix + k[row, :, :, None] * new[:, None, :]
@@ -67,7 +74,7 @@ def reference(
         written[after] = matrix.reshape(state.shape[1:])
     mean = np.mean(found**2, axis=-1, keepdims=True)
     normed = found / np.sqrt(mean + np.float32(eps)) * norm
-    out = normed.reshape(z.shape) * activate(z.astype(np.float32), "silu")
+    out = normed.reshape(z.shape) * activate(z.astype(np.float32), gate)
     return cast(out, through), written
 
 

@@ -13,6 +13,14 @@ of the logarithms of decays up to a row, D[i, j] = exp(G[i] - G[j]) for i >= j, 
     U = (I + strictly_lower(beta * (K @ K.T) * D))^-1 @ (beta * (V - exp(G) * (K @ S)))
     result = exp(G) * (Q @ S) + ((Q @ K.T) * D) @ U
     S = exp(G[-1]) * S + (exp(G[-1] - G) * K).T @ U
+
+Where each key channel d has a decay of its own (Kimi-Linear, arXiv:2510.26692), G has the columns
+of K and Q; exp(G) multiplies those before they multiply S, and
+
+    (K @ K.T) * D    becomes    sum over d of K[i, d] * K[j, d] * exp(G[i, d] - G[j, d])
+
+and (Q @ K.T) * D alike. A product of matrices has exp(-G) as a factor, which overflows where decays
+are strong, so these sums are taken column by column.
 """
 
 import triton
@@ -50,6 +58,21 @@ def head_gates(
 
 
 @triton.jit
+def channel_decays(of_rows, inside, key, rate, dt_bias, head, KEY_DIM: tl.constexpr):
+    """Of rows of `a`: the logarithm of the factor of what each key channel remembers."""
+    channel = head * KEY_DIM + tl.minimum(key, KEY_DIM - 1)
+    x = tl.load(of_rows + channel, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(rate + head) * softplus(x + tl.load(dt_bias + channel))
+
+
+@triton.jit
+def writing_gate(b, row, is_row, head, B_STRIDE: tl.constexpr):
+    """Of a row: the factor of what a head writes."""
+    written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
+    return tl.sigmoid(written)
+
+
+@triton.jit
 def add_row(
     state,
     row,
@@ -69,6 +92,7 @@ def add_row(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    DECAYS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
     QKV_STRIDE: tl.constexpr,
@@ -84,8 +108,14 @@ def add_row(
     k = unit_vector(of_row + (KEY_HEADS + key_head) * KEY_DIM, key, is_key, 1.0)
     of_values = of_row + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
     v = tl.load(of_values + column, mask=is_column, other=0.0).to(tl.float32)
-    log_decay, beta = head_gates(a, b, rate, dt_bias, at, row < last, head, A_STRIDE, B_STRIDE)
-    state *= tl.exp(log_decay)
+    if DECAYS == 1:
+        log_decay, beta = head_gates(a, b, rate, dt_bias, at, row < last, head, A_STRIDE, B_STRIDE)
+        state *= tl.exp(log_decay)
+    else:
+        of_decays, inside = a + at * A_STRIDE, is_key & (row < last)
+        log_decay = channel_decays(of_decays, inside, key, rate, dt_bias, head, KEY_DIM)
+        beta = writing_gate(b, at, row < last, head, B_STRIDE)
+        state *= tl.exp(log_decay)[:, None]
     new = beta * (v - tl.sum(state * k[:, None], axis=0))
     state += k[:, None] * new[None, :]
     result = tl.sum(state * q[:, None], axis=0)
@@ -117,6 +147,7 @@ def delta_rows(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    DECAYS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
@@ -169,6 +200,7 @@ def delta_rows(
             KEY_DIM,
             VALUE_HEADS,
             VALUE_DIM,
+            DECAYS,
             PAGE_SIZE,
             STATE_STRIDE,
             QKV_STRIDE,
@@ -198,6 +230,23 @@ def unit_rows(place, row, is_row, key, scale, KEY_DIM: tl.constexpr, STRIDE: tl.
 
 
 @triton.jit
+def channel_products(q, k, sums, index, CHUNK: tl.constexpr):
+    """K @ K.T and Q @ K.T of a chunk [CHUNK, KEYS], each channel's term of rows i and j by its own
+    exp(sums[i] - sums[j]), for i >= j."""
+    alike = tl.zeros([CHUNK, CHUNK], tl.float32)
+    seen = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for j in range(CHUNK):
+        is_row = (index == j)[:, None]
+        k_of_row = tl.sum(tl.where(is_row, k, 0.0), axis=0)
+        sums_of_row = tl.sum(tl.where(is_row, sums, 0.0), axis=0)
+        kept = k_of_row[None, :] * tl.exp(tl.minimum(sums - sums_of_row[None, :], 0.0))
+        here = (index >= j)[:, None] & (index == j)[None, :]
+        alike = tl.where(here, tl.sum(k * kept, axis=1)[:, None], alike)
+        seen = tl.where(here, tl.sum(q * kept, axis=1)[:, None], seen)
+    return alike, seen
+
+
+@triton.jit
 def delta_chunks(
     qkv,
     b,
@@ -215,6 +264,7 @@ def delta_chunks(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    DECAYS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
@@ -276,24 +326,48 @@ def delta_chunks(
         v = tl.load(
             of_values + at[:, None] * QKV_STRIDE + column[None, :], mask=is_value, other=0.0
         )
-        log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
-        beta = tl.where(is_row, beta, 0.0)
-        log_decay = tl.where(is_row, log_decay, 0.0)
-        sums = tl.cumsum(log_decay, axis=0)
-        total = tl.sum(log_decay, axis=0)
-        between = tl.where(is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
-        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-        alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
-        known = tl.dot(k, state, input_precision=PRECISION)
-        new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
-        new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
-        seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
-        result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+        if DECAYS == 1:
+            log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
+            beta = tl.where(is_row, beta, 0.0)
+            log_decay = tl.where(is_row, log_decay, 0.0)
+            sums = tl.cumsum(log_decay, axis=0)
+            total = tl.sum(log_decay, axis=0)
+            between = tl.where(
+                is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0
+            )
+            alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+            alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
+            known = tl.dot(k, state, input_precision=PRECISION)
+            new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
+            new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
+            seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+            result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+        else:
+            is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
+            log_decay = channel_decays(
+                a + at[:, None] * A_STRIDE, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM
+            )
+            beta = tl.where(is_row, writing_gate(b, at, is_row, head, B_STRIDE), 0.0)
+            log_decay = tl.where(is_pair, log_decay, 0.0)
+            sums = tl.cumsum(log_decay, axis=0)
+            total = tl.sum(log_decay, axis=0)
+            alike, seen = channel_products(q, k, sums, index, CHUNK)
+            alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
+            decayed = tl.exp(sums)
+            known = tl.dot(k * decayed, state, input_precision=PRECISION)
+            new = beta[:, None] * (v.to(tl.float32) - known)
+            new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
+            result = tl.dot(q * decayed, state, input_precision=PRECISION)
         result += tl.dot(seen, new, input_precision=PRECISION)
         target = found + (at * VALUE_HEADS + head)[:, None] * VALUE_DIM + column[None, :]
         tl.store(target, result, mask=is_value)
-        added = k * tl.exp(total - sums)[:, None]
-        state = state * tl.exp(total) + tl.dot(tl.trans(added), new, input_precision=PRECISION)
+        if DECAYS == 1:
+            added = k * tl.exp(total - sums)[:, None]
+            state = state * tl.exp(total) + tl.dot(tl.trans(added), new, input_precision=PRECISION)
+        else:
+            added = k * tl.exp(tl.minimum(total[None, :] - sums, 0.0))
+            state = state * tl.exp(total)[:, None]
+            state += tl.dot(tl.trans(added), new, input_precision=PRECISION)
         end = tl.minimum(begin + ROWS, tail)
         page, is_left = page_left(tl.maximum(end - 1, first), last, slots, PAGE_SIZE)
         place = state_out + page * STATE_STRIDE + of_head
@@ -318,6 +392,7 @@ def delta_chunks(
             KEY_DIM,
             VALUE_HEADS,
             VALUE_DIM,
+            DECAYS,
             PAGE_SIZE,
             STATE_STRIDE,
             QKV_STRIDE,
@@ -336,13 +411,14 @@ def gated_norm(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    GATE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = rms_norm(found) * norm * silu(z), BLOCK_HEADS heads of a row a program."""
+    """out = rms_norm(found) * norm * gate(z), BLOCK_HEADS heads of a row a program."""
     PARTS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
@@ -356,5 +432,8 @@ def gated_norm(
         by = 1.0 / tl.sqrt(tl.sum(values * values, axis=1) / WIDTH + EPS)
         weight = tl.load(norm + column, mask=column < WIDTH, other=0.0)
         gate = tl.load(z + row * Z_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
-        result = values * by[:, None] * weight[None, :] * (gate / (1.0 + tl.exp(-gate)))
+        if GATE == "silu":
+            result = values * by[:, None] * weight[None, :] * (gate / (1.0 + tl.exp(-gate)))
+        else:
+            result = values * by[:, None] * weight[None, :] * tl.sigmoid(gate)
         tl.store(out + row * OUT_STRIDE + at, result.to(out.dtype.element_ty), mask=inside)

@@ -31,7 +31,7 @@ Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 def sources_of(op: str, sm: int) -> Sources:
     """The first specialisation of each of its kernels, by the file and entry, and the first that
-    has scales of rows."""
+    has scales of rows, or decays of channels."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -46,7 +46,8 @@ def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     by_row = " by row" * any(one.name in _SCALES_OF_ROWS for one in source.parameters)
     if isinstance(source, CudaSource):
         return source.file, source.entry + by_row
-    return source.function.fn.__module__, source.function.fn.__name__ + by_row
+    by_channel = " by channel" * (source.constants.get("DECAYS", 1) != 1)
+    return source.function.fn.__module__, source.function.fn.__name__ + by_row + by_channel
 
 
 @functools.cache

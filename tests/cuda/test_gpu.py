@@ -11,7 +11,7 @@ from tests.support import scan_calls, ssm_calls
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import assert_close as assert_attention_close
 from tests.support.attention_launches import make_call, run_variant
-from tests.support.delta_calls import LARGE, Deltas
+from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, sliced
 from tests.support.kernels import KernelCall, assert_close
@@ -118,6 +118,14 @@ def test_kernels_agree_with_references(gpu: Gpu) -> None:
 def test_delta_nets_of_a_real_size(gpu: Gpu, shape: tuple[str, int, int, int, int, int]) -> None:
     """A row at a time and in chunks; prompts, decodes, drafts and states that are kept."""
     assert_steps_agree(gpu, Deltas(*shape))
+
+
+@pytest.mark.parametrize("shape", LARGE_BY_CHANNEL, ids=lambda shape: shape[0])
+def test_delta_nets_by_channel_of_a_real_size(
+    gpu: Gpu, shape: tuple[str, int, int, int, int, int]
+) -> None:
+    """As delta nets."""
+    assert_steps_agree(gpu, Deltas(*shape, by_channel=True))
 
 
 @pytest.mark.parametrize("shape", ssm_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[4]}")

@@ -84,7 +84,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             gated=1,
         ),
     ),
-    "gated_delta": (
+    "gated_delta": tuple(
         _site(
             "gated_delta",
             {"channels": 4 * HEAD_DIM},
@@ -95,9 +95,12 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             key_dim=HEAD_DIM,
             value_heads=2,
             value_dim=HEAD_DIM,
+            decays=decays,
+            gate=gate,
             eps=1e-6,
             page_size=PAGE_SIZE,
-        ),
+        )
+        for decays, gate in ((1, "silu"), (HEAD_DIM, "sigmoid"))
     ),
     "gated_linear": (
         _site(

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from tests.support.operands import Array, random_array
@@ -12,6 +13,11 @@ SHAPES = (("f32", 2, 16, 4, 24, 8), ("bf16", 1, 32, 2, 32, 8), ("f32", 2, 24, 2,
 """Element type, key heads, their size, value heads, theirs, tokens of a page."""
 LARGE = (("f32", 4, 128, 8, 128, 32), ("bf16", 4, 128, 8, 128, 32))
 """Heads as large as published ones."""
+BY_CHANNEL = (("f32", 2, 24, 4, 40, 8), ("bf16", 1, 32, 2, 32, 16), ("f32", 2, 16, 2, 80, 32))
+"""Of key channels that have decays of their own."""
+LARGE_BY_CHANNEL = (("f32", 8, 128, 8, 128, 32), ("bf16", 8, 128, 8, 128, 32))
+_STRONG = 3
+"""Every so many channels forget nearly all of a state at each row: by factors down to exp(-40)."""
 _EPS = 1e-5
 
 
@@ -26,23 +32,29 @@ class Deltas(Sequences):
         value_heads: int,
         value_dim: int,
         page_size: int,
+        *,
+        by_channel: bool = False,
     ) -> None:
         rng = np.random.default_rng(value_dim)
         self.dtype, self.key_heads, self.value_heads = dtype, key_heads, value_heads
         self.key_dim, self.value_dim = key_dim, value_dim
+        self.decays = key_dim if by_channel else 1
         widths = {
             "qkv": 2 * key_heads * key_dim + value_heads * value_dim,
             "z": value_heads * value_dim,
             "b": value_heads,
-            "a": value_heads,
+            "a": value_heads * self.decays,
         }
         rows = [
             {name: random_array(rng, context, n, dtype=dtype) for name, n in widths.items()}
             for context, _ in STEP
         ]
+        if by_channel:
+            for one in rows:
+                one["a"][:, ::_STRONG] += 200
         weights: dict[str, Array | None] = {
             "rate": -np.exp(random_array(rng, value_heads, spread=0.5) - 2),
-            "dt_bias": random_array(rng, value_heads),
+            "dt_bias": random_array(rng, value_heads * self.decays),
             "norm": 1 + random_array(rng, value_dim, spread=0.2),
         }
         super().__init__(
@@ -55,6 +67,8 @@ class Deltas(Sequences):
                 "key_dim": key_dim,
                 "value_heads": value_heads,
                 "value_dim": value_dim,
+                "decays": self.decays,
+                "gate": "sigmoid" if by_channel else "silu",
                 "eps": _EPS,
             },
             page_size=page_size,
@@ -63,24 +77,32 @@ class Deltas(Sequences):
 
     def __str__(self) -> str:
         sizes = (self.key_heads, self.key_dim, self.value_heads, self.value_dim)
-        return f"{self.dtype}-{'x'.join(map(str, sizes))}"
+        return f"{self.dtype}-{'x'.join(map(str, sizes))}{'-by-channel' * (self.decays > 1)}"
 
     def torch_outputs(self, number: int) -> Array:
-        """A whole sequence at once, by Transformers' chunks and its gated norm."""
+        """A whole sequence at once, by Transformers' chunks, or by its rows where channels have
+        decays, and its gated norm."""
         given = {name: torch.tensor(x.astype(np.float32)) for name, x in self.rows[number].items()}
         weights = {name: torch.tensor(x) for name, x in self.weights.items()}
         keys = self.key_heads * self.key_dim
         q, k, v = given["qkv"].split([keys, keys, self.value_heads * self.value_dim], dim=1)
         q, k = (one.reshape(1, -1, self.key_heads, self.key_dim) for one in (q, k))
-        found, _ = qwen.torch_chunk_gated_delta_rule(
-            q,
-            k,
-            v.reshape(1, -1, self.value_heads, self.value_dim),
-            g=(weights["rate"] * F.softplus(given["a"] + weights["dt_bias"]))[None],
-            beta=given["b"].sigmoid()[None],
-            use_qk_l2norm_in_kernel=True,
-        )
-        norm = qwen.Qwen3NextRMSNormGated(self.value_dim, eps=_EPS)
+        v = v.reshape(1, -1, self.value_heads, self.value_dim)
+        beta, steps = given["b"].sigmoid()[None], F.softplus(given["a"] + weights["dt_bias"])
+        if self.decays > 1:
+            shared = self.value_heads // self.key_heads
+            q, k = (one.repeat_interleave(shared, dim=2) for one in (q, k))
+            decays = weights["rate"][:, None] * steps.reshape(1, -1, self.value_heads, self.key_dim)
+            found, _ = kimi.recurrent_kimi_delta_attention(
+                q, k, v, decays, beta, None, False, use_qk_l2norm_in_kernel=True
+            )
+            norm = kimi.KimiLinearRMSNormGated(self.value_dim, eps=_EPS)
+        else:
+            decays = (weights["rate"] * steps)[None]
+            found, _ = qwen.torch_chunk_gated_delta_rule(
+                q, k, v, g=decays, beta=beta, use_qk_l2norm_in_kernel=True
+            )
+            norm = qwen.Qwen3NextRMSNormGated(self.value_dim, eps=_EPS)
         norm.weight.data = weights["norm"]
         z = given["z"].reshape(-1, self.value_heads, self.value_dim)
         outputs: Array = norm(found[0], z).detach().reshape(len(z), -1).numpy()
@@ -88,4 +110,5 @@ class Deltas(Sequences):
 
 
 def cases() -> list[Deltas]:
-    return [Deltas(*shape) for shape in SHAPES]
+    by_channel = (Deltas(*shape, by_channel=True) for shape in BY_CHANNEL)
+    return [*(Deltas(*shape) for shape in SHAPES), *by_channel]

@@ -16,6 +16,7 @@ SIZES = {
     "key_dim": 16,
     "value_heads": 4,
     "value_dim": 8,
+    "decays": 16,
     "heads": 4,
     "groups": 2,
     "state_size": 6,
