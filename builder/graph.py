@@ -505,10 +505,10 @@ class _SourceGraph:
     ) -> tuple[Value, Value, Value]:
         site, (columns, matrix) = f"layers.{index}.delta", states
         heads = spec.num_value_heads
-        qkv = self._linear(f"{site}.qkv", spec.qkv, x)
-        z = self._linear(f"{site}.z", spec.z, x)
+        qkv = self._queries_keys_values(site, spec, x)
+        z = self._low_rank(f"{site}.z", spec.z_down, spec.z, x)
         b = self._linear(f"{site}.b", spec.b, x)
-        a = self._linear(f"{site}.a", spec.a, x)
+        a = self._low_rank(f"{site}.a", spec.a_down, spec.a, x)
         places = self._places(index, steps)
         mixed, columns_out = self._causal_conv(site, spec, qkv, columns, places)
         out, matrix_out = self._writer.node_of_two(
@@ -521,8 +521,10 @@ class _SourceGraph:
                 a,
                 matrix,
                 *places,
-                self._writer.weight(f"{site}.rate", decay_rate(spec.a_log, heads)),
-                self._writer.weight(f"{site}.dt_bias", of_heads(spec.dt_bias, heads)),
+                self._writer.weight(
+                    f"{site}.rate", decay_rate(spec.a_log, heads, spec.a_log_shape)
+                ),
+                self._writer.weight(f"{site}.dt_bias", of_heads(spec.dt_bias, heads * spec.decays)),
                 self._writer.weight(
                     f"{site}.norm.weight", norm_weight(spec.norm, spec.value_dim, "f32")
                 ),
@@ -536,10 +538,26 @@ class _SourceGraph:
             key_dim=spec.key_dim,
             value_heads=heads,
             value_dim=spec.value_dim,
+            decays=spec.decays,
+            gate=spec.gate,
             eps=spec.norm.eps,
             page_size=self._page_size,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
+
+    def _queries_keys_values(self, site: str, spec: GatedDeltaSpec, x: Value) -> Value:
+        if not isinstance(spec.qkv, tuple):
+            return self._linear(f"{site}.qkv", spec.qkv, x)
+        parts = [
+            self._linear(f"{site}.{name}", linear, x)
+            for name, linear in zip("qkv", spec.qkv, strict=True)
+        ]
+        return self._writer.node(
+            "Concat", f"{site}.joined", parts, self._dtype, ("T", spec.channels), axis=1
+        )
+
+    def _low_rank(self, site: str, down: LinearSpec | None, up: LinearSpec, x: Value) -> Value:
+        return self._linear(site, up, x if down is None else self._linear(f"{site}_down", down, x))
 
     def _mamba1(
         self, index: int, spec: Mamba1Spec, x: Value, states: Sequence[Value], steps: _StepInputs

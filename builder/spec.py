@@ -268,38 +268,72 @@ class GatedDeltaSpec:
     q, k, v = split(silu(conv(qkv(x)))), where `conv` is causal and depthwise, without a bias, and
     out_proj(gated_norm(o, z(x))) with the o of plugins/gated_delta. Value heads share key heads, as
     attention's heads share KV heads. b(x) and a(x) are numbers of a head: how much is written, and
-    how fast is forgotten. They are never quantised.
+    how fast is forgotten. They are never quantised, and neither is a z of low rank.
     """
 
-    qkv: LinearSpec
-    """[2 * Hk * Dk + Hv * Dv, H]: rows of q, then of k, then of v."""
+    qkv: LinearSpec | tuple[LinearSpec, LinearSpec, LinearSpec]
+    """[2 * Hk * Dk + Hv * Dv, H]: rows of q, then of k, then of v. Or these three."""
     z: LinearSpec
     """[Hv * Dv, H]"""
     b: LinearSpec
     """[Hv, H]"""
     a: LinearSpec
-    """[Hv, H]"""
+    """[Hv * decays, H]"""
     out_proj: LinearSpec
-    conv: str
-    """Checkpoint prefix of the convolution's tensor, [channels, 1, taps]."""
+    conv: str | tuple[str, str, str]
+    """Checkpoint prefix of the convolution's tensor, [channels, 1, taps]; or of those of q, k and v
+    apart."""
     taps: int
     a_log: str
     """Tensor name, [Hv]: forgetting is exp(-exp(a_log) * softplus(a + dt_bias))."""
     dt_bias: str
-    """Tensor name, [Hv]."""
+    """Tensor name, [Hv * decays]."""
     norm: NormSpec
-    """Of each head's Dv values, before they are multiplied by silu(z)."""
+    """Of each head's Dv values, before they are multiplied by gate(z)."""
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     """Dk."""
     value_dim: int
     """Dv."""
+    decays: int = 1
+    """Of a head: one, or Dk, one for each of its key channels (Kimi-Linear)."""
+    gate: Literal["silu", "sigmoid"] = "silu"
+    z_down: LinearSpec | None = None
+    """[rank, H]: `z` reads what it gives; None: x."""
+    a_down: LinearSpec | None = None
+    """[rank, H]: `a` reads what it gives; None: x."""
+    a_log_shape: tuple[int, ...] = ()
+    """Of the tensor in the checkpoint; (): [Hv]."""
 
     @property
     def channels(self) -> int:
         """Of the convolution."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return sum(self.parts)
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Channels of q, of k and of v."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
+
+    @property
+    def projections(self) -> tuple[LinearSpec, ...]:
+        """Those of q, k and v."""
+        return self.qkv if isinstance(self.qkv, tuple) else (self.qkv,)
+
+    @property
+    def convolutions(self) -> tuple[tuple[str, int], ...]:
+        """Prefix and channels of each of the convolution's tensors."""
+        if isinstance(self.conv, tuple):
+            return tuple(zip(self.conv, self.parts, strict=True))
+        return ((self.conv, self.channels),)
+
+    @property
+    def gate_linears(self) -> tuple[LinearSpec, ...]:
+        """Those that are never quantised."""
+        downs = tuple(one for one in (self.z_down, self.a_down) if one is not None)
+        return (*downs, *(() if self.z_down is None else (self.z,)), self.b, self.a)
 
 
 @dataclass(frozen=True)
@@ -599,7 +633,8 @@ class LayerSpec:
             before = () if mixer.q_a is None else (mixer.q_a,)
             return (*before, mixer.q, mixer.kv_a, mixer.o)
         if isinstance(mixer, GatedDeltaSpec):
-            return (mixer.qkv, mixer.z, mixer.out_proj)
+            z = (mixer.z,) if mixer.z_down is None else ()
+            return (*mixer.projections, *z, mixer.out_proj)
         if isinstance(mixer, Mamba1Spec):
             return (mixer.x, mixer.z, mixer.out_proj)
         if isinstance(mixer, Mamba2Spec):

@@ -9,6 +9,7 @@ from trtc.builder.recipes import (
     Apply,
     Array,
     Cast,
+    Concat,
     Constant,
     Load,
     Recipe,
@@ -18,6 +19,7 @@ from trtc.builder.recipes import (
 )
 from trtc.builder.spec import (
     AttentionSpec,
+    GatedDeltaSpec,
     GroupedRows,
     Interleaved,
     LatentAttentionSpec,
@@ -141,7 +143,12 @@ def attention_sinks(attention: AttentionSpec, dtype: str) -> Tensor | None:
 
 def conv_weight(conv: RecurrentSpec, dtype: str) -> Tensor:
     """[taps, channels] in f32, rounded to `dtype` first: the weights of the oldest input first."""
-    recipe = Cast(Load(f"{conv.conv}.weight"), dtype)
+    if isinstance(conv, GatedDeltaSpec):
+        names = tuple(name for name, _ in conv.convolutions)
+    else:
+        names = (conv.conv,)
+    loads = tuple(Load(f"{name}.weight") for name in names)
+    recipe = Cast(loads[0] if len(loads) == 1 else Concat(loads), dtype)
     return Tensor(Cast(Apply(_by_tap, (recipe,)), "f32"), "f32", (conv.taps, conv.channels))
 
 
@@ -234,9 +241,13 @@ class _RowsOfHeads:
         return np.ascontiguousarray(heads.swapaxes(1, 2) if self.transposed else heads)
 
 
-def decay_rate(a_log: str, heads: int) -> Tensor:
-    """[heads] in f32: -exp(a_log), which multiplies softplus(a + dt_bias)."""
-    return Tensor(Apply(_minus_exp, (Cast(Load(a_log), "f32"),)), "f32", (heads,))
+def decay_rate(a_log: str, heads: int, stored: tuple[int, ...] = ()) -> Tensor:
+    """[heads] in f32: -exp(a_log), which multiplies softplus(a + dt_bias). `stored` is the tensor's
+    shape where it is not [heads]."""
+    recipe: Recipe = Load(a_log)
+    if stored:
+        recipe = Reshape(recipe, (heads,))
+    return Tensor(Apply(_minus_exp, (Cast(recipe, "f32"),)), "f32", (heads,))
 
 
 def scan_rate(mamba: Mamba1Spec) -> Tensor:

@@ -32,6 +32,12 @@ NEVER_QUANTIZED = (
     "*.in_proj_a.*",
     "*.in_proj_b.*",
     "*.in_proj_ba.*",
+    # Of those with decays by channel, which are of low rank as their gate is, too.
+    "*.b_proj.*",
+    "*.f_a_proj.*",
+    "*.f_b_proj.*",
+    "*.g_a_proj.*",
+    "*.g_b_proj.*",
     # Of Mamba: steps, and what a state takes in and gives.
     "*.mamba.x_proj.*",
     "*.mamba.dt_proj.*",

@@ -30,6 +30,9 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "backbo
 _HEADS = ("lm_head", "language_model.lm_head")
 """Where the lm_head of a text model is, alone and inside a model of several parts."""
 
+_SPARSE = ".block_sparse_moe."
+"""What some families call `mlp` where it has experts."""
+
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
     """Shape of every tensor of the unquantised checkpoint, by name, in the order of the layers."""
@@ -147,15 +150,28 @@ def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     """Routed experts lie in tensors of their own, or all of a layer's in two: as the checkpoint has
     them.
 
-    quant/fused_experts.py says which two.
+    quant/fused_experts.py says which two. Transformers saves the dense layers of a mixture by the
+    name of those with experts (Kimi-Linear).
     """
     layers = (
-        dataclasses.replace(layer, mlp=_settled_experts(layer.mlp, reader))
-        if isinstance(layer.mlp, MoeMlpSpec)
-        else layer
-        for layer in spec.layers
+        dataclasses.replace(layer, mlp=_settled_mlp(layer.mlp, reader)) for layer in spec.layers
     )
     return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def _settled_mlp(
+    mlp: DenseMlpSpec | MoeMlpSpec | None, reader: SafetensorsReader
+) -> DenseMlpSpec | MoeMlpSpec | None:
+    if isinstance(mlp, MoeMlpSpec):
+        return _settled_experts(mlp, reader)
+    if mlp is None or mlp.up.weight_name in reader:
+        return mlp
+    named = {
+        name: dataclasses.replace(linear, name=linear.name.replace(".mlp.", _SPARSE))
+        for name in ("gate", "up", "down")
+        if (linear := getattr(mlp, name)) is not None
+    }
+    return dataclasses.replace(mlp, **named) if named["up"].weight_name in reader else mlp
 
 
 def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:
@@ -218,13 +234,11 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec | None) -> None:
         _add_norm(shapes, mixer.kv_norm, mixer.rank)
         _add_linear(shapes, mixer.kv_b)
         return
-    shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
     if isinstance(mixer, GatedDeltaSpec):
-        _add_linear(shapes, mixer.b)
-        _add_linear(shapes, mixer.a)
-        shapes[mixer.a_log] = shapes[mixer.dt_bias] = (mixer.num_value_heads,)
-        _add_norm(shapes, mixer.norm, mixer.value_dim)
-    elif mixer.has_bias:
+        _add_delta(shapes, mixer)
+        return
+    shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
+    if mixer.has_bias:
         shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
     if isinstance(mixer, Mamba1Spec):
         for linear in mixer.projections:
@@ -238,6 +252,23 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec | None) -> None:
         heads = (mixer.num_heads,)
         shapes[mixer.a_log] = shapes[mixer.dt_bias] = shapes[mixer.skip] = heads
         _add_norm(shapes, mixer.norm, mixer.width)
+
+
+def _convolutions(mixer: MixerSpec | None) -> tuple[str, ...]:
+    """Prefixes of the tensors of a mixer's convolution."""
+    if isinstance(mixer, GatedDeltaSpec):
+        return tuple(name for name, _ in mixer.convolutions)
+    return (mixer.conv,) if isinstance(mixer, RecurrentSpec) else ()
+
+
+def _add_delta(shapes: dict[str, Shape], mixer: GatedDeltaSpec) -> None:
+    for conv, channels in mixer.convolutions:
+        shapes[f"{conv}.weight"] = (channels, 1, mixer.taps)
+    for linear in mixer.gate_linears:
+        _add_linear(shapes, linear)
+    shapes[mixer.a_log] = mixer.a_log_shape or (mixer.num_value_heads,)
+    shapes[mixer.dt_bias] = (mixer.num_value_heads * mixer.decays,)
+    _add_norm(shapes, mixer.norm, mixer.value_dim)
 
 
 def _mixtures(spec: DecoderSpec) -> tuple[MoeMlpSpec, ...]:
@@ -326,7 +357,7 @@ def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
     known |= {one.name for mlp in _mixtures(spec) for one in mlp.routers}
-    known |= {layer.mixer.conv for layer in spec.layers if isinstance(layer.mixer, RecurrentSpec)}
+    known |= {name for layer in spec.layers for name in _convolutions(layer.mixer)}
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")
         if suffix == "bias" and prefix in known:

@@ -51,6 +51,8 @@ INTEGERS: Mapping[str, int] = {
     "conv_L_cache": 1 << 6,
     "full_attention_interval": 1 << 10,
     "linear_conv_kernel_dim": 1 << 6,
+    "linear_head_dim": 1 << 9,
+    "linear_num_heads": 1 << 12,
     "linear_key_head_dim": 1 << 9,
     "linear_value_head_dim": 1 << 9,
     "linear_num_key_heads": 1 << 12,

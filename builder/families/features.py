@@ -71,7 +71,10 @@ FEATURES: Mapping[str, _Test] = {
     ),
     "sliding windows": _any_attention(lambda one: one.window is not None and not one.chunked),
     "chunked attention": _any_attention(lambda one: one.chunked),
-    "layers without rotary embedding": _any_attention(lambda one: one.rope is NO_ROPE),
+    "layers without rotary embedding": lambda spec: (
+        any(one.rope is NO_ROPE for _, one in spec.attentions)
+        or any(not any(one.rope.inv_freq) for _, one in spec.latent_attentions)
+    ),
     "interleaved rotary embedding": _any_attention(lambda one: one.q.interleaved is not None),
     "partial rotary embedding": _any_attention(
         lambda one: one.rope is not NO_ROPE and one.rope.rotary_dim < one.head_dim
@@ -104,6 +107,9 @@ FEATURES: Mapping[str, _Test] = {
     "latent attention": lambda spec: bool(spec.latent_attentions),
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),
+    "delta nets that decay by channel": _any_layer(
+        lambda layer: isinstance(layer.mixer, GatedDeltaSpec) and layer.mixer.decays > 1
+    ),
     "Mamba layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba1Spec)),
     "Mamba-2 layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba2Spec)),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),

@@ -165,9 +165,11 @@ def with_shared_expert(
     return dataclasses.replace(mlp, shared=shared, shared_gate=linear)
 
 
-def routed_and_shared(config: Config, prefix: str, router: RouterSpec) -> MoeMlpSpec:
+def routed_and_shared(
+    config: Config, prefix: str, router: RouterSpec, names: Names = PROJ
+) -> MoeMlpSpec:
     """`n_shared_experts` beside the routed ones, all of `moe_intermediate_size`, by DeepSeek's
-    names."""
+    names, but for those in routed ones, `names`."""
     number, width = router.linear.out_features, config.integer("moe_intermediate_size")
     shared = common.gated_mlp(
         config,
@@ -176,7 +178,7 @@ def routed_and_shared(config: Config, prefix: str, router: RouterSpec) -> MoeMlp
         common.activation(config),
     )
     return with_shared_expert(
-        MoeMlpSpec(router, gated_experts(config, prefix, number, width)), shared
+        MoeMlpSpec(router, gated_experts(config, prefix, number, width, names)), shared
     )
 
 

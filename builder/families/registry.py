@@ -24,6 +24,7 @@ from trtc.builder.families.granite_hybrid import granite_moe_hybrid
 from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
 from trtc.builder.families.hunyuan import hunyuan_dense, hunyuan_moe
 from trtc.builder.families.jamba import jamba
+from trtc.builder.families.kimi_linear import kimi_linear
 from trtc.builder.families.lfm2 import lfm2, lfm2_moe
 from trtc.builder.families.llama import ernie4_5, helium, internlm3, llama, seed_oss
 from trtc.builder.families.llama4 import llama4
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, Family] = {
     "DeepseekV3ForCausalLM": deepseek_v3,
     "KimiK25ForConditionalGeneration": kimi_k25,
     "Kimi_K25ForConditionalGeneration": kimi_k25,
+    "KimiLinearForCausalLM": kimi_linear,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite,
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,

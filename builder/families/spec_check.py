@@ -269,13 +269,30 @@ class _Check:
             )
         self.between(f"{place}.taps", spec.taps, 2, INTEGERS["linear_conv_kernel_dim"])
         self.between(f"{place}.value_dim", spec.value_dim, 1, INTEGERS["linear_value_head_dim"])
-        self.linear(f"{place}.qkv", spec.qkv, hidden, spec.channels)
-        self.linear(f"{place}.z", spec.z, hidden, heads * spec.value_dim)
+        if isinstance(spec.qkv, tuple):
+            for name, linear, width in zip("qkv", spec.qkv, spec.parts, strict=True):
+                self.linear(f"{place}.qkv.{name}", linear, hidden, width)
+        else:
+            self.linear(f"{place}.qkv", spec.qkv, hidden, spec.channels)
+        if spec.decays not in (1, spec.key_dim):
+            self.fail(f"{place}.decays", f"is {spec.decays}, neither 1 nor key_dim")
+        self.low_rank(f"{place}.z", spec.z_down, spec.z, hidden, heads * spec.value_dim)
         self.linear(f"{place}.b", spec.b, hidden, heads)
-        self.linear(f"{place}.a", spec.a, hidden, heads)
+        self.low_rank(f"{place}.a", spec.a_down, spec.a, hidden, heads * spec.decays)
+        if spec.a_log_shape:
+            elements = math.prod(spec.a_log_shape)
+            self.same(f"{place}.a_log_shape", elements, heads, "num_value_heads")
         self.linear(f"{place}.out_proj", spec.out_proj, heads * spec.value_dim, hidden)
         if spec.norm.centered:
             self.fail(f"{place}.norm.centered", "is True, and heads have RMS norms only")
+
+    def low_rank(
+        self, place: str, down: LinearSpec | None, up: LinearSpec, hidden: int, width: int
+    ) -> None:
+        rank = hidden if down is None else down.out_features
+        if down is not None:
+            self.linear(f"{place}_down", down, hidden, rank)
+        self.linear(place, up, rank, width)
 
     def mamba1(self, place: str, spec: Mamba1Spec, hidden: int) -> None:
         most = INTEGERS["mamba_expand"] * INTEGERS["hidden_size"]

@@ -19,6 +19,7 @@ from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
 from trtc.builder.passes.fuse_row_quantize import FUSE_ROW_QUANTIZE
 from trtc.builder.passes.fuse_shared_expert import FUSE_SHARED_EXPERT
 from trtc.builder.passes.gather_early import GATHER_EARLY
+from trtc.builder.passes.join_columns import JOIN_COLUMNS
 from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
 from trtc.builder.passes.lower_experts import LOWER_EXPERTS
@@ -50,6 +51,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     SHARE_QUANTIZE,
     FUSE_SHARED_EXPERT,
     MERGE_LINEARS,
+    JOIN_COLUMNS,
     # 2. The other operators, one for one.
     LOWER_EMBEDDING,
     LOWER_GATHER_ROWS,

@@ -347,7 +347,7 @@ def flat_spelling(family: str) -> dict[str, Any]:
     return config
 
 
-ONE_SPELLING = ("gemma4", "nemotron_h", "jamba")
+ONE_SPELLING = ("gemma4", "kimi_linear", "nemotron_h", "jamba")
 """Families that newer Transformers alone have, or without a rotary embedding."""
 
 
@@ -365,6 +365,50 @@ def test_phi3_reads_su_as_longrope() -> None:
     config = flat_spelling("phi3_longrope")
     config["rope_scaling"]["type"] = "su"
     assert decoder_spec(config, 64) == decoder_spec(config_of("phi3_longrope"), 64)
+
+
+KIMI_LINEAR = {
+    "kda_layers": [1, 3],
+    "full_attn_layers": [2],
+    "num_heads": 4,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
+
+
+def kimi_linear(**fields: Any) -> dict[str, Any]:
+    """Fields of config.json with others in `linear_attn_config`."""
+    return {"layer_types": ..., "linear_attn_config": {**KIMI_LINEAR, **fields}}
+
+
+def test_kimi_linear_as_published() -> None:
+    """Layers counted from 1, sizes in an object of their own, and dense layers by their number."""
+    own = ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "mlp_layer_types")
+    published = config_of(
+        "kimi_linear",
+        **kimi_linear(),
+        **dict.fromkeys(own, ...),
+        first_k_dense_replace=1,
+        mla_use_nope=True,
+        moe_layer_freq=1,
+        moe_router_activation_func="sigmoid",
+        rope_theta=10000.0,
+        rope_scaling=None,
+        use_grouped_topk=True,
+    )
+    assert decoder_spec(published, 64) == decoder_spec(config_of("kimi_linear"), 64)
+
+
+def test_dense_layers_of_kimi_linear_by_both_of_their_names(tmp_path: Path) -> None:
+    """Transformers saves them by the name of layers with experts."""
+    saved = tiny_checkpoint("kimi_linear", tmp_path)
+    file = saved / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    expected = stepper(saved).prefill(random_prompt(9), 9)
+    names = {name: name.replace("layers.0.block_sparse_moe.", "layers.0.mlp.") for name in tensors}
+    assert sum(name != new for name, new in names.items()) == 3
+    safetensors.numpy.save_file({names[name]: one for name, one in tensors.items()}, file)
+    np.testing.assert_array_equal(stepper(saved).prefill(random_prompt(9), 9), expected)
 
 
 def test_lfm2_as_its_first_checkpoints_spell_it() -> None:
@@ -781,6 +825,26 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("qwen3_5_moe", {"num_experts_per_tok": 7}, CheckpointError, "there are 6 experts"),
         ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, CheckpointError, "size: is 0"),
         ("qwen3_next", {"mlp_only_layers": ["1"]}, CheckpointError, "not the number of a layer"),
+        ("kimi_linear", {"layer_types": ["conv"] * 3}, UnsupportedError, "'conv'"),
+        ("kimi_linear", {"mlp_layer_types": ["dense"]}, CheckpointError, "names 1 layers of 3"),
+        ("kimi_linear", {"linear_head_dim": 513}, CheckpointError, "at most 512"),
+        ("kimi_linear", {"linear_num_heads": 0}, CheckpointError, "linear_num_heads: is 0"),
+        ("kimi_linear", {"linear_attn_config": [1]}, CheckpointError, "a list of 1, not an object"),
+        ("kimi_linear", kimi_linear(gate_lower_bound=-5.0), UnsupportedError, "bound: -5.0"),
+        ("kimi_linear", kimi_linear(use_full_rank_gate=True), UnsupportedError, "gate: True"),
+        ("kimi_linear", kimi_linear(kda_layers=["1"]), CheckpointError, "not the number of a"),
+        ("kimi_linear", kimi_linear(kda_layers=[1, 2]), CheckpointError, "each of 3 layers once"),
+        ("kimi_linear", kimi_linear(num_heads=10**9), CheckpointError, "at most 4096"),
+        ("kimi_linear", {"qk_rope_head_dim": 7}, UnsupportedError, "is 7, an odd number"),
+        ("kimi_linear", {"mla_use_nope": False}, UnsupportedError, "mla_use_nope: False"),
+        ("kimi_linear", {"num_expert_group": 3}, CheckpointError, "makes no equal groups"),
+        ("kimi_linear", {"use_grouped_topk": False}, UnsupportedError, "n_group: 4"),
+        (
+            "kimi_linear",
+            {"moe_router_activation_func": "softmax"},
+            UnsupportedError,
+            "activation_func: 'softmax'",
+        ),
         ("granite_moe_hybrid", {"layer_types": ["conv"] * 3}, UnsupportedError, "'conv'"),
         ("granite_moe_hybrid", {"layer_types": [["mamba"]] * 3}, UnsupportedError, "a list of 1"),
         ("granite_moe_hybrid", {"layer_types": ["mamba"]}, CheckpointError, "names 1 layers of 3"),

@@ -33,6 +33,7 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
+    "kimi_linear",
     "qwen2_moe",
     "glm4_moe",
     "mixtral",

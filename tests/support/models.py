@@ -416,6 +416,23 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_LATENT,
+            **_LATENT_EXPERTS,
+            "num_hidden_layers": 3,
+            "q_lora_rank": None,
+            "n_routed_experts": ...,
+            "num_local_experts": _LATENT_EXPERTS["n_routed_experts"],
+            "linear_head_dim": 16,
+            "linear_num_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
     "mixtral": (
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
