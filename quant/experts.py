@@ -28,6 +28,7 @@ _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "GraniteMoeSharedExperts": _PROJ,
     "HunYuanMoEV1Experts": _PROJ,
     "JambaExperts": _PROJ,
+    "KimiLinearExperts": _NUMBERED,
     "Lfm2MoeExperts": _NUMBERED,
     "Llama4TextExperts": _PROJ,
     "MiniMaxM2Experts": _NUMBERED,

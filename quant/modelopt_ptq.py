@@ -19,6 +19,7 @@ from trtc.quant.awq import Forward, with_fast_search
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.experts import SeparateExperts, own_factors, prepare_export
+from trtc.quant.joined_convolutions import split_convolutions
 from trtc.quant.layer_error import measure_layers
 from trtc.quant.layer_source import LayerSource
 from trtc.quant.layerwise import run_text
@@ -235,7 +236,12 @@ def export(model: Any, output_dir: Path) -> None:
         from modelopt.torch.export import export_hf_checkpoint
 
         prepare_export()
-        with torch.inference_mode(), norms_kept_for_others(model), own_factors():
+        with (
+            torch.inference_mode(),
+            norms_kept_for_others(model),
+            own_factors(),
+            split_convolutions(),
+        ):
             export_hf_checkpoint(model, export_dir=output_dir)
     for file in output_dir.iterdir():
         file.chmod(0o644)  # safetensors writes them for the owner alone

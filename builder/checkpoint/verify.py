@@ -164,14 +164,21 @@ def _settled_mlp(
 ) -> DenseMlpSpec | MoeMlpSpec | None:
     if isinstance(mlp, MoeMlpSpec):
         return _settled_experts(mlp, reader)
-    if mlp is None or mlp.up.weight_name in reader:
+    if mlp is None or _has(reader, mlp.up):
         return mlp
     named = {
         name: dataclasses.replace(linear, name=linear.name.replace(".mlp.", _SPARSE))
         for name in ("gate", "up", "down")
         if (linear := getattr(mlp, name)) is not None
     }
-    return dataclasses.replace(mlp, **named) if named["up"].weight_name in reader else mlp
+    return dataclasses.replace(mlp, **named) if _has(reader, named["up"]) else mlp
+
+
+def _has(reader: SafetensorsReader, linear: LinearSpec) -> bool:
+    """Its weight, or what stands for that where it is quantised."""
+    if linear.weight_name in reader:
+        return True
+    return any(name.startswith(f"{linear.name}.") for name in reader.names)
 
 
 def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:

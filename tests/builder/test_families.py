@@ -30,6 +30,7 @@ from tests.support.models import (
 )
 from tests.support.steps import Stepper
 from trtc.builder.checkpoint.checkpoint import open_checkpoint
+from trtc.builder.checkpoint.verify import settle_experts
 from trtc.builder.evaluator import Evaluator
 from trtc.builder.families import registry
 from trtc.builder.families.config import Config
@@ -409,6 +410,21 @@ def test_dense_layers_of_kimi_linear_by_both_of_their_names(tmp_path: Path) -> N
     assert sum(name != new for name, new in names.items()) == 3
     safetensors.numpy.save_file({names[name]: one for name, one in tensors.items()}, file)
     np.testing.assert_array_equal(stepper(saved).prefill(random_prompt(9), 9), expected)
+
+
+def test_quantised_dense_layers_of_kimi_linear_are_found(tmp_path: Path) -> None:
+    """They have no tensor of the weight's name."""
+    saved = tiny_checkpoint("kimi_linear", tmp_path)
+    file, dense = saved / "model.safetensors", "model.layers.0.block_sparse_moe."
+    tensors = safetensors.numpy.load_file(file)
+    packed = {
+        f"{name}_packed" if name.startswith(dense) else name: tensors[name] for name in tensors
+    }
+    safetensors.numpy.save_file(packed, file)
+    checkpoint = open_checkpoint(str(saved))
+    spec = settle_experts(checkpoint_spec(checkpoint, 64), checkpoint.open_weights())
+    (mlp,) = spec.layers[0].mlps
+    assert mlp.up.name == f"{dense}up_proj" and mlp.down.name == f"{dense}down_proj"
 
 
 def test_lfm2_as_its_first_checkpoints_spell_it() -> None:

@@ -24,6 +24,7 @@ from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.gptq_layers import round_layers
 from trtc.quant.layer_source import LayeredModel, WholeModel
+from trtc.quant.plain_names import plain_name
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.reference_model import load_model
@@ -41,6 +42,7 @@ CASES = [
     ("granite_moe_hybrid", "int4_g64"),
     ("nemotron_h_moe", "int4_g64"),
     ("granite_moe", "int4"),
+    ("kimi_linear", "int4_g32"),
     ("gemma4_e", "int4"),
     ("gemma4_moe", "int4"),
     ("qwen3_moe", "iq4"),
@@ -74,8 +76,8 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     rounded = {f"{prefix}.weight" for prefix in found.linears}
     assert set(tensors) & set(read_tensors(source)) <= set(original)
     assert found.scheme.group_size == SCHEMES[scheme].group_size
-    named = {one.replace("backbone.", "model.") for one in found.linears if "expert" not in one}
-    assert {e.layer for e in facts.layers} >= named
+    named = {plain_name(one) for one in found.linears if "expert" not in one}
+    assert {plain_name(e.layer) for e in facts.layers} >= named
     for name, tensor in original.items():
         if name not in rounded:
             np.testing.assert_array_equal(tensors[name], tensor)

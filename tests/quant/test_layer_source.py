@@ -23,6 +23,7 @@ FAMILIES = (
     "granite_moe",  # renamed
     "llama4",  # transposed
     "jamba",
+    "kimi_linear",  # convolutions that are joined
     "nemotron_h_moe",
     "gpt_oss",
     "deepseek_v3",

@@ -1,0 +1,41 @@
+"""Export of convolutions that Transformers joins: checkpoints have those of q, k and v apart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_JOINED = "conv1d"
+
+
+@contextmanager
+def split_convolutions() -> Iterator[None]:
+    """Within the block nvidia-modelopt exports convolutions by the checkpoint's names.
+
+    It reverses Transformers' conversions of names and shapes, but takes every tensor of three
+    dimensions for one of several experts, and then reverses none.
+    """
+    from modelopt.torch.export import quant_aware_conversion as conversion
+
+    split = conversion._apply_split_rule
+
+    def split_or_convolution(state: dict[str, torch.Tensor], rule: Any) -> None:
+        if rule.fused_suffix.endswith(_JOINED):
+            _split(state, rule.fused_suffix, rule.part_suffixes)
+        else:
+            split(state, rule)
+
+    conversion._apply_split_rule = split_or_convolution
+    try:
+        yield
+    finally:
+        conversion._apply_split_rule = split
+
+
+def _split(state: dict[str, torch.Tensor], joined: str, parts: tuple[str, ...]) -> None:
+    """Of tensors [channels, 1, taps], equal parts."""
+    end = f"{joined}.weight"
+    for name in [one for one in state if one.endswith(end)]:
+        for part, tensor in zip(parts, state.pop(name).chunk(len(parts)), strict=True):
+            state[f"{name.removesuffix(end)}{part}.weight"] = tensor.clone()
