@@ -28,7 +28,7 @@ FLAGS = {
         --max-kl --reference --exact-activations --exact-lm-head --lm-head-dtype
         --embedding-dtype --exact-weights --dummy-weights
         --max-batch-size
-        --max-seq-len --max-num-tokens --page-size --format --grammar --tp --family --threads
+        --max-seq-len --max-num-tokens --page-size --format --grammar --tp --ep --family --threads
         --json
     """,
     "families": "--json",
