@@ -1,4 +1,4 @@
-"""Write calibration.txt from the project's own sources and prose.
+"""Write calibration.txt from the project's own sources and prose, and from written.txt.
 
     python -m trtc.quant.data.make
 
@@ -19,13 +19,29 @@ SUFFIXES = (".py", ".hpp", ".md")
 CALIBRATION_BYTES = 180_000
 _FILE_BYTES = 6_000
 """Of one file, so that no part of the project speaks for all of it."""
+_PROSE_BYTES = 20_000
+"""Of documentation, which is longer than all the code that there is room for."""
 _HELDOUT_SHARE = 5
+_BETWEEN = "\n\n\n"
+"""Sections of written.txt."""
 
 
 def main() -> None:
     paths = sorted(_sources(), key=lambda path: _hash(path))
     calibration = [path for path in paths if int(_hash(path)[:8], 16) % _HELDOUT_SHARE != 0]
-    (DATA / "calibration.txt").write_text(_joined(calibration, CALIBRATION_BYTES))
+    written = (DATA / "written.txt").read_text(encoding="utf-8").strip("\n").split(_BETWEEN)
+    parts = spread(written, _excerpts(calibration, CALIBRATION_BYTES))
+    (DATA / "calibration.txt").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def spread(few: Sequence[str], many: Sequence[str]) -> list[str]:
+    """`few` in their order, as evenly as may be between `many`: wherever a calibration takes its
+    windows, it finds some of both."""
+    ends = [(at + 1) * len(many) // len(few) for at in range(len(few))]
+    parts: list[str] = []
+    for one, begin, end in zip(few, [0, *ends], ends, strict=False):
+        parts += [*many[begin:end], one]
+    return parts
 
 
 def _sources() -> Iterator[Path]:
@@ -42,16 +58,17 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.relative_to(ROOT).as_posix().encode()).hexdigest()
 
 
-def _joined(paths: Sequence[Path], size: int) -> str:
-    """Prose first and whole, then files in turn, cut at paragraphs, up to `size` bytes."""
+def _excerpts(paths: Sequence[Path], size: int) -> list[str]:
+    """Some prose, then files of code in turn, cut at paragraphs, up to `size` bytes."""
     prose = [path for path in paths if path.suffix == ".md"]
     code = [path for path in paths if path.suffix != ".md"]
     parts: list[str] = []
-    for path in (*prose, *code):
-        text = _excerpt(path.read_text(encoding="utf-8"))
-        if text and sum(map(len, parts)) + len(text) <= size:
-            parts.append(text)
-    return "\n\n".join(parts) + "\n"
+    for kind, limit in ((prose, _PROSE_BYTES), (code, size)):
+        for path in kind:
+            text = _excerpt(path.read_text(encoding="utf-8"))
+            if text and sum(map(len, parts)) + len(text) <= limit:
+                parts.append(text)
+    return parts
 
 
 def _excerpt(text: str) -> str:

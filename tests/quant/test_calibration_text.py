@@ -21,6 +21,7 @@ from trtc.quant.calibration_text import (
     read_texts,
     tokenize,
 )
+from trtc.quant.data.make import spread
 
 PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 VOCAB = 4096
@@ -147,6 +148,27 @@ def test_shipped_texts_suffice_and_are_disjoint() -> None:
     assert found.num_tokens > 8 * MIN_TOKENS
     found = tokenize(heldout, PYLLAMA, VOCAB, window=512, max_tokens=10**6, min_tokens=1)
     assert found.num_tokens > 2 * MIN_TOKENS
+
+
+@pytest.mark.parametrize("few", [1, 3, 7])
+def test_what_is_spread_keeps_its_order_and_is_everywhere(few: int) -> None:
+    many = [str(number) for number in range(20)]
+    parts = spread([chr(ord("a") + at) for at in range(few)], many)
+    assert [one for one in parts if one.isdigit()] == many
+    letters = [at for at, one in enumerate(parts) if one.isalpha()]
+    assert [parts[at] for at in letters] == [chr(ord("a") + at) for at in range(few)]
+    gaps = np.diff([-1, *letters])
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_each_part_of_the_calibration_text_has_several_scripts() -> None:
+    """Whichever windows of it a calibration takes."""
+    (text,) = default_calibration().samples
+    assert isinstance(text, str)
+    half = len(text) // 2
+    for part in (text[:half], text[half:]):
+        letters = {unicodedata.name(one).split()[0] for one in part if one.isalpha()}
+        assert len(letters & {"LATIN", "CYRILLIC", "CJK", "HANGUL", "ARABIC", "DEVANAGARI"}) >= 3
 
 
 def test_shipped_texts_hold_no_control_characters() -> None:
