@@ -90,8 +90,7 @@ class EchoStep:
     failed: bool
 
     def wait(self) -> SampledTokens:
-        if (early := self.due - time.monotonic()) > 0:  # a sleep of no time still gives way
-            time.sleep(early)
+        time.sleep(max(0.0, self.due - time.monotonic()))
         if self.failed:
             raise EnvironmentFault("the echo device was asked to fail", field="fail_at_step")
         return self.tokens
