@@ -278,13 +278,13 @@ def _open_job(
     )
     check_mixers(source.spec, target, request.tp)
     check_kv(source.spec, source.kv_dtype, target)
+    _check_ranks(request, target, source)
     for scheme in source.schemes:
         target.check(scheme)
     if any(name != BF16.name for name in source.tables.names.values()):
         _check_tables(target)
     if _searches(request, source, target):
         _check_search(request, target, source)
-    _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
     grammars = _grammars(request, source, probe)
     reference = _reference(request, source)
