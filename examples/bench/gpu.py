@@ -108,6 +108,7 @@ UNWEIGHTED = (
     Variation("delta", "fp8", shape="qwen3.5-9b"),
     Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b"),
     Variation("latent", "fp8", shape="deepseek-v2-lite"),
+    Variation("delta-channels", "fp8", shape="kimi-linear-48b-a3b"),
     Variation("windows", "fp8", shape="gemma-3-12b"),
     Variation("windows-bf16", "bf16", shape="gemma-3-12b"),
 )

@@ -168,6 +168,50 @@ GEMMA_3_12B = {
 """The text part of google/gemma-3-12b-it."""
 
 
+KIMI_LINEAR_48B = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 72,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "use_grouped_topk": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.446,
+    "vocab_size": 163840,
+    "model_max_length": 1048576,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model without weights, and what it is timed with."""
@@ -195,6 +239,9 @@ SHAPES: Mapping[str, Shape] = {
     "qwen3.5-35b-a3b": Shape(QWEN3_5_35B, Workload(decodes=_SHORT, prefills=_PREFILLS)),
     "deepseek-v2-lite": Shape(
         DEEPSEEK_V2_LITE, Workload(decodes=_SHORT + _LONG, prefills=_PREFILLS)
+    ),
+    "kimi-linear-48b-a3b": Shape(
+        KIMI_LINEAR_48B, Workload(decodes=_SHORT + _LONG, prefills=_PREFILLS)
     ),
     # A sequence of 1024 tokens has 403 MB of keys and values: 256 of them fit no GPU.
     "gemma-3-12b": Shape(GEMMA_3_12B, Workload(decodes=_SHORT[:3] + _LONG, prefills=_PREFILLS)),
