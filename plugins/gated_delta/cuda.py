@@ -2,7 +2,7 @@
 
 import math
 
-from trtc.plugins.gated_delta.triton import delta_chunks, delta_rows, gated_norm
+from trtc.plugins.gated_delta.triton import delta_chunks, delta_pairs, delta_rows, gated_norm
 from trtc.plugins.gpu.lowering import ONE, Extent, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
 from trtc.plugins.gpu.triton_launch import power_of_two
@@ -28,40 +28,61 @@ def lower(site: Site) -> tuple[Variant, ...]:
     heads, width = site.axes["value_heads"], site.axes["value_dim"]
     norm_heads = min(max(1, _NORM_BLOCK // power_of_two(width)), power_of_two(heads))
     found = {"found": "f32"}
+    pairs = {"solved": "f32", "seen": "f32"}
     block = min(_BLOCK, max(_CHUNK, power_of_two(width)))
     by_sequence = (Extent("sequences", times=heads * -(-width // block)), ONE, ONE)
-    shared: dict[str, int | float | str] = {
+    of_inputs: dict[str, int | float | str] = {
         "KEY_HEADS": site.axes["key_heads"],
         "KEY_DIM": site.axes["key_dim"],
         "VALUE_HEADS": heads,
-        "VALUE_DIM": width,
         "DECAYS": int(site.attributes["decays"]),
-        "PAGE_SIZE": site.page_size,
-        "TABLE_WIDTH": site.table_width,
-        "STATE_STRIDE": site.strides["state_out"],
         "QKV_STRIDE": site.strides["qkv"],
         "A_STRIDE": site.strides["a"],
         "B_STRIDE": site.strides["b"],
         "KEYS": max(_CHUNK, power_of_two(site.axes["key_dim"])),
+    }
+    shared: dict[str, int | float | str] = {
+        **of_inputs,
+        "VALUE_DIM": width,
+        "PAGE_SIZE": site.page_size,
+        "TABLE_WIDTH": site.table_width,
+        "STATE_STRIDE": site.strides["state_out"],
         "BLOCK": block,
     }
     precision, of_inverse = _PRECISION[site.dtypes["qkv"]]
-    chunked: dict[str, int | float | str] = {
-        **shared,
+    of_chunks: dict[str, int | float | str] = {
         "CHUNK": _CHUNK,
         "ROWS": min(_CHUNK, site.page_size),
         "PRECISION": precision,
-        "INVERSE_PRECISION": of_inverse,
     }
     rows = scratch_launch(site, delta_rows, shared, by_sequence, num_warps=_WARPS, scratch=found)
+    solve = scratch_launch(
+        site,
+        delta_pairs,
+        {
+            **of_inputs,
+            **of_chunks,
+            "INVERSE_PRECISION": of_inverse,
+            "SEQUENCES": power_of_two(site.limits.max_batch_size),
+        },
+        (Extent("tokens", block=_CHUNK, times=heads), ONE, ONE),
+        num_warps=_WARPS,
+        scratch=pairs,
+    )
     chunks = tuple(
         scratch_launch(
             site,
             delta_chunks,
-            {**chunked, "BLOCK": columns, "LEAST_SEQUENCES": least, "MOST_SEQUENCES": last},
+            {
+                **shared,
+                **of_chunks,
+                "BLOCK": columns,
+                "LEAST_SEQUENCES": least,
+                "MOST_SEQUENCES": last,
+            },
             (Extent("sequences", times=heads * -(-width // columns)), ONE, ONE),
             num_warps=_WARPS,
-            scratch=found,
+            scratch=found | pairs,
         )
         for columns, least, last in _blocks(site, block)
     )
@@ -85,9 +106,10 @@ def lower(site: Site) -> tuple[Variant, ...]:
     most = site.limits.max_num_tokens
     found_bytes = DTYPES["f32"].num_bytes(most * heads * width)
     scratch = {"found": found_bytes}
+    of_pairs = dict.fromkeys(pairs, DTYPES["f32"].num_bytes(most * heads * _CHUNK))
     return (
         Variant(work=(rows, norm), max_rows=most, kind="decode", scratch=scratch),
-        Variant(work=(*chunks, norm), max_rows=most, scratch=scratch),
+        Variant(work=(solve, *chunks, norm), max_rows=most, scratch=scratch | of_pairs),
     )
 
 

@@ -1,7 +1,9 @@
 """The gated delta rule for GPUs: a program keeps some columns of a head's state.
 
 delta_rows      a row at a time, for steps of one token a sequence
-delta_chunks    rows of up to CHUNK neighbouring positions at a time, by products of matrices
+delta_pairs     what does not depend on the state, of up to CHUNK neighbouring positions: all chunks
+                at once
+delta_chunks    with that, so many positions at a time, by products of matrices
 
 Columns of a state do not depend on each other, so no program waits for another. The program of a
 sequence goes on with the sequences behind it that are its drafts: one token each, which goes on
@@ -247,6 +249,140 @@ def channel_products(q, k, sums, index, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def solve_chunk(
+    qkv,
+    b,
+    a,
+    rate,
+    dt_bias,
+    solved,
+    seen,
+    begin,
+    first,
+    end,
+    head,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    DECAYS: tl.constexpr,
+    QKV_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
+):
+    """The two matrices of a chunk's rows that hold no state, of rows [first, end) of the chunk that
+    begins at `begin`: (I + strictly_lower(beta * (K @ K.T) * D))^-1 and (Q @ K.T) * D."""
+    key = tl.arange(0, KEYS)
+    index = tl.arange(0, CHUNK)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    row = begin + index
+    is_row = (index < ROWS) & (row >= first) & (row < end)
+    at = row.to(tl.int64)
+    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
+    k = unit_rows(of_keys, at, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
+    q = unit_rows(qkv + key_head * KEY_DIM, at, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
+    is_below = index[:, None] > index[None, :]
+    if DECAYS == 1:
+        log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
+        sums = tl.cumsum(tl.where(is_row, log_decay, 0.0), axis=0)
+        is_lower = index[:, None] >= index[None, :]
+        between = tl.where(is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
+        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+        products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+    else:
+        is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
+        log_decay = channel_decays(
+            a + at[:, None] * A_STRIDE, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM
+        )
+        beta = writing_gate(b, at, is_row, head, B_STRIDE)
+        sums = tl.cumsum(tl.where(is_pair, log_decay, 0.0), axis=0)
+        alike, products = channel_products(q, k, sums, index, CHUNK)
+    beta = tl.where(is_row, beta, 0.0)
+    lower = tl.where(is_below, beta[:, None] * alike, 0.0)
+    place = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
+    tl.store(solved + place, inverse(lower, index, INVERSE_PRECISION), mask=is_row[:, None])
+    tl.store(seen + place, products, mask=is_row[:, None])
+
+
+@triton.jit
+def delta_pairs(
+    qkv,
+    b,
+    a,
+    query_start,
+    context_lens,
+    rate,
+    dt_bias,
+    dims,
+    solved,
+    seen,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    DECAYS: tl.constexpr,
+    QKV_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """solved and seen [T, VALUE_HEADS, CHUNK]: of each row, its row of `solve_chunk`'s matrices.
+
+    They do not depend on the state, so all chunks are taken at once. A program has the chunks whose
+    first rows of this step are among CHUNK neighbouring rows, for one head.
+    """
+    launch_dependents(OVERLAPS)
+    wait_for_inputs(OVERLAPS)
+    head = tl.program_id(0) % VALUE_HEADS
+    row = tl.program_id(0) // VALUE_HEADS * CHUNK
+    stop = tl.minimum(row + CHUNK, tl.load(dims))
+    number = tl.arange(0, SEQUENCES)
+    ends = tl.load(query_start + 1 + number, mask=number < tl.load(dims + 1), other=1 << 30)
+    while row < stop:
+        sequence = tl.sum((ends <= row).to(tl.int32), axis=0)
+        first = tl.load(query_start + sequence)
+        end = tl.load(query_start + sequence + 1)
+        skipped = (tl.load(context_lens + sequence) - end + row) % ROWS
+        begin = row - skipped
+        if (skipped == 0) | (row == first):
+            solve_chunk(
+                qkv,
+                b,
+                a,
+                rate,
+                dt_bias,
+                solved,
+                seen,
+                begin,
+                row,
+                end,
+                head,
+                KEY_HEADS,
+                KEY_DIM,
+                VALUE_HEADS,
+                DECAYS,
+                QKV_STRIDE,
+                A_STRIDE,
+                B_STRIDE,
+                KEYS,
+                CHUNK,
+                ROWS,
+                PRECISION,
+                INVERSE_PRECISION,
+            )
+        row = tl.minimum(begin + ROWS, end)
+
+
+@triton.jit
 def delta_chunks(
     qkv,
     b,
@@ -258,6 +394,8 @@ def delta_chunks(
     rate,
     dt_bias,
     dims,
+    solved,
+    seen,
     found,
     state_out,
     KEY_HEADS: tl.constexpr,
@@ -276,14 +414,13 @@ def delta_chunks(
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
     LEAST_SEQUENCES: tl.constexpr,
     MOST_SEQUENCES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """found [T, VALUE_HEADS * VALUE_DIM], before the norm. A chunk has ROWS of CHUNK rows at most,
-    which divide PAGE_SIZE, so that none has rows of two pages. A step of fewer or more sequences
-    is another launch's."""
+    """found [T, VALUE_HEADS * VALUE_DIM], before the norm, by what `delta_pairs` left. A chunk has
+    ROWS of CHUNK rows at most, which divide PAGE_SIZE, so that none has rows of two pages. A step
+    of fewer or more sequences is another launch's."""
     PARTS: tl.constexpr = (VALUE_DIM + BLOCK - 1) // BLOCK
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
@@ -310,7 +447,6 @@ def delta_chunks(
     state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     tail = first_single(first, own, slots, PAGE_SIZE)
     index = tl.arange(0, CHUNK)
-    is_lower = index[:, None] >= index[None, :]
     end_chunk = tl.where(tail > first, tl.cdiv(position + tail - first, ROWS), 0)
     for chunk in range(position // ROWS, end_chunk):
         begin = first + chunk * ROWS - position
@@ -326,21 +462,18 @@ def delta_chunks(
         v = tl.load(
             of_values + at[:, None] * QKV_STRIDE + column[None, :], mask=is_value, other=0.0
         )
+        pairs = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
+        inverted = tl.load(solved + pairs, mask=is_row[:, None], other=0.0)
+        products = tl.load(seen + pairs, mask=is_row[:, None], other=0.0)
         if DECAYS == 1:
             log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
             beta = tl.where(is_row, beta, 0.0)
             log_decay = tl.where(is_row, log_decay, 0.0)
             sums = tl.cumsum(log_decay, axis=0)
             total = tl.sum(log_decay, axis=0)
-            between = tl.where(
-                is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0
-            )
-            alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-            alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
             known = tl.dot(k, state, input_precision=PRECISION)
             new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
-            new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
-            seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+            new = tl.dot(inverted, new, input_precision=PRECISION)
             result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
         else:
             is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
@@ -351,14 +484,12 @@ def delta_chunks(
             log_decay = tl.where(is_pair, log_decay, 0.0)
             sums = tl.cumsum(log_decay, axis=0)
             total = tl.sum(log_decay, axis=0)
-            alike, seen = channel_products(q, k, sums, index, CHUNK)
-            alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
             decayed = tl.exp(sums)
             known = tl.dot(k * decayed, state, input_precision=PRECISION)
             new = beta[:, None] * (v.to(tl.float32) - known)
-            new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
+            new = tl.dot(inverted, new, input_precision=PRECISION)
             result = tl.dot(q * decayed, state, input_precision=PRECISION)
-        result += tl.dot(seen, new, input_precision=PRECISION)
+        result += tl.dot(products, new, input_precision=PRECISION)
         target = found + (at * VALUE_HEADS + head)[:, None] * VALUE_DIM + column[None, :]
         tl.store(target, result, mask=is_value)
         if DECAYS == 1:

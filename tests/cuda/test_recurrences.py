@@ -65,13 +65,13 @@ def lower_in_wide_blocks(site: Site) -> tuple[Variant, ...]:
     from trtc.plugins.gated_delta.cuda import lower
 
     *_, variant = lower(site)
-    narrow, wide, norm = variant.work
+    solve, narrow, wide, norm = variant.work
     assert isinstance(narrow, Launch) and isinstance(wide, Launch)
     assert isinstance(wide.kernel, KernelSource)
     taken = int(narrow.kernel.constants["MOST_SEQUENCES"]) + 1
     assert wide.kernel.constants["LEAST_SEQUENCES"] == taken > 1
     kernel = replace(wide.kernel, constants={**wide.kernel.constants, "LEAST_SEQUENCES": 0})
-    return (replace(variant, work=(replace(wide, kernel=kernel), norm)),)
+    return (replace(variant, work=(solve, replace(wide, kernel=kernel), norm)),)
 
 
 def assert_agree(call: KernelCall, outputs: Mapping[str, Any]) -> None:
