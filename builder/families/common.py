@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trtc.builder.families.config import Config, shown
 from trtc.builder.spec import (
@@ -252,6 +253,43 @@ def rope_layers(config: Config) -> tuple[bool, ...]:
                 f"has {shown(one)}, not 0 or 1", field="config.json: no_rope_layers"
             )
     return tuple(bool(one) for one in given)
+
+
+def types_of_layers(
+    config: Config, key: str, known: tuple[str, ...], remedy: str = ""
+) -> tuple[str, ...] | None:
+    """The types under `key`, one a layer; None: the field is absent.
+
+    Args:
+        known: what the family may have.
+        remedy: of a type that is not among them; "": what the family is built with.
+
+    Raises:
+        UnsupportedError: a type that trtc does not have.
+        CheckpointError: they are too few.
+    """
+    kinds, layers = config.sequence(key), config.integer("num_hidden_layers")
+    if kinds is None:
+        return None
+    if len(kinds) < layers:
+        raise CheckpointError(f"names {len(kinds)} layers of {layers}", field=f"config.json: {key}")
+    check_types(kinds, key, known, remedy)
+    return kinds
+
+
+def check_types(kinds: tuple[Any, ...], key: str, known: tuple[str, ...], remedy: str = "") -> None:
+    """As `types_of_layers`, of types that were read.
+
+    Raises:
+        UnsupportedError: one that trtc does not have.
+    """
+    for kind in kinds:
+        if kind not in known:
+            raise UnsupportedError(
+                f"layer type {shown(kind)} is not supported",
+                field=f"config.json: {key}",
+                remedy=remedy or f"trtc builds this family with {' and '.join(known)}",
+            )
 
 
 def layer_type(

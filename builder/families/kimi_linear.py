@@ -156,7 +156,7 @@ def _mixer_types(config: Config, linear: Config) -> tuple[str, ...]:
         CheckpointError: they do not fit.
         UnsupportedError: a layer type that trtc does not have.
     """
-    kinds = _types(config, "layer_types", (_LINEAR, common.FULL))
+    kinds = common.types_of_layers(config, "layer_types", (_LINEAR, common.FULL))
     if kinds is not None:
         return kinds
     layers = range(config.integer("num_hidden_layers"))
@@ -175,31 +175,9 @@ def _mixer_types(config: Config, linear: Config) -> tuple[str, ...]:
 
 def _mlp_types(config: Config) -> tuple[str, ...]:
     """Of each layer: `mlp_layer_types`, or the first `first_k_dense_replace` are dense."""
-    kinds = _types(config, "mlp_layer_types", (_DENSE, _SPARSE))
+    kinds = common.types_of_layers(config, "mlp_layer_types", (_DENSE, _SPARSE))
     if kinds is not None:
         return kinds
     dense = config.integer("first_k_dense_replace", least=0)
     layers = config.integer("num_hidden_layers")
     return tuple(_DENSE if index < dense else _SPARSE for index in range(layers))
-
-
-def _types(config: Config, key: str, known: tuple[str, str]) -> tuple[str, ...] | None:
-    """Of the layers; None: config.json does not say.
-
-    Raises:
-        UnsupportedError: a type that trtc does not have.
-        CheckpointError: they are too few.
-    """
-    kinds, number = config.sequence(key), config.integer("num_hidden_layers")
-    if kinds is None:
-        return None
-    if len(kinds) < number:
-        raise CheckpointError(f"names {len(kinds)} layers of {number}", field=f"config.json: {key}")
-    for kind in kinds:
-        if kind not in known:
-            raise UnsupportedError(
-                f"layer type {shown(kind)} is not supported",
-                field=f"config.json: {key}",
-                remedy=f"trtc builds this family with {known[0]} and {known[1]}",
-            )
-    return kinds

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from trtc.builder.families import common, mixture
 from trtc.builder.families.bounds import INTEGERS
-from trtc.builder.families.config import Config, shown
+from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
     AttentionSpec,
@@ -17,7 +17,7 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     ShortConvSpec,
 )
-from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.protos.errors import CheckpointError
 
 _THETA = 1e6
 _TAPS = 3
@@ -144,20 +144,9 @@ def _layer_kinds(config: Config) -> tuple[str, ...]:
         UnsupportedError: a layer type that trtc does not have.
     """
     number = config.integer("num_hidden_layers")
-    kinds = config.sequence("layer_types")
+    kinds = common.types_of_layers(config, "layer_types", (_ATTENTION, _CONVOLUTION))
     if kinds is None:
         attending = config.sequence("full_attn_idxs")
         attends = range(number) if attending is None else attending
         return tuple(_ATTENTION if index in attends else _CONVOLUTION for index in range(number))
-    if len(kinds) < number:
-        raise CheckpointError(
-            f"names {len(kinds)} layers of {number}", field="config.json: layer_types"
-        )
-    for kind in kinds:
-        if kind not in (_ATTENTION, _CONVOLUTION):
-            raise UnsupportedError(
-                f"layer type {shown(kind)} is not supported",
-                field="config.json: layer_types",
-                remedy=f"trtc builds this family with {_ATTENTION} and {_CONVOLUTION}",
-            )
     return kinds

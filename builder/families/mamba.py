@@ -8,7 +8,7 @@ from typing import Any
 from trtc.builder.families import common
 from trtc.builder.families.config import Config, shown
 from trtc.builder.spec import LinearSpec, Mamba2Spec
-from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.protos.errors import CheckpointError
 
 MAMBA = "linear_attention"
 _ALIASES: Mapping[str, str] = {"mamba": MAMBA, "attention": common.FULL}
@@ -113,13 +113,7 @@ def layer_kinds(config: Config, key: str, kinds: tuple[str, ...]) -> tuple[str, 
     if given is None:
         return None
     named = tuple(_ALIASES.get(kind, kind) if isinstance(kind, str) else kind for kind in given)
-    for kind in named:
-        if kind not in kinds:
-            raise UnsupportedError(
-                f"layer type {shown(kind)} is not supported",
-                field=f"config.json: {key}",
-                remedy=f"trtc builds this family with {' and '.join(kinds)}",
-            )
+    common.check_types(named, key, kinds)
     return named
 
 

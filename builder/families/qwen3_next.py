@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from trtc.builder.families import common, mixture
-from trtc.builder.families.config import Config, shown
+from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
     AttentionSpec,
@@ -20,7 +20,7 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     NormSpec,
 )
-from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.protos.errors import CheckpointError
 
 _DEFAULTS = {
     "num_attention_heads": 16,
@@ -219,19 +219,8 @@ def _layer_kinds(config: Config) -> tuple[str, ...]:
         UnsupportedError: a layer type that trtc does not have.
     """
     number = config.integer("num_hidden_layers")
-    kinds = config.sequence("layer_types")
+    kinds = common.types_of_layers(config, "layer_types", (_LINEAR, common.FULL))
     if kinds is None:
         interval = config.integer("full_attention_interval", _INTERVAL)
         return tuple(_LINEAR if (index + 1) % interval else common.FULL for index in range(number))
-    if len(kinds) < number:
-        raise CheckpointError(
-            f"names {len(kinds)} layers of {number}", field="config.json: layer_types"
-        )
-    for kind in kinds:
-        if kind not in (_LINEAR, common.FULL):
-            raise UnsupportedError(
-                f"layer type {shown(kind)} is not supported",
-                field="config.json: layer_types",
-                remedy=f"trtc builds this family with {_LINEAR} and {common.FULL}",
-            )
     return kinds
