@@ -35,7 +35,7 @@ def check_sharding(
         RequestError: something does not divide; the remedy is the most ranks that do. Or experts
             are to be spread, and there are none.
     """
-    if ep and not any(map(_experts, spec.layers)):
+    if ep and not spec.mixtures:
         raise RequestError(
             f"{spec.architecture} has no routed experts", field="--ep", remedy="Leave it out"
         )

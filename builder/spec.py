@@ -687,6 +687,11 @@ class DecoderSpec:
         )
 
     @property
+    def mixtures(self) -> tuple[MoeMlpSpec, ...]:
+        """The MLPs of the layers that have routed experts."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeMlpSpec))
+
+    @property
     def keeps_states(self) -> bool:
         """Whether some layer keeps a state of each sequence: State in protos/kv.py."""
         return any(isinstance(layer.mixer, RecurrentSpec) for layer in self.layers)

@@ -278,10 +278,6 @@ def _add_delta(shapes: dict[str, Shape], mixer: GatedDeltaSpec) -> None:
     _add_norm(shapes, mixer.norm, mixer.value_dim)
 
 
-def _mixtures(spec: DecoderSpec) -> tuple[MoeMlpSpec, ...]:
-    return tuple(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec))
-
-
 def _add_routers(shapes: dict[str, Shape], mlp: MoeMlpSpec) -> None:
     for linear in mlp.routers:
         _add_linear(shapes, linear)
@@ -363,7 +359,7 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
-    known |= {one.name for mlp in _mixtures(spec) for one in mlp.routers}
+    known |= {one.name for mlp in spec.mixtures for one in mlp.routers}
     known |= {name for layer in spec.layers for name in _convolutions(layer.mixer)}
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")

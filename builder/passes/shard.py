@@ -91,11 +91,9 @@ class _Walk:
         if node.domain == TRTC_DOMAIN:
             self._rewriter.retype(node)
 
-    def share(self, extent: int, where: str, unit: int = 1) -> int:
-        """A rank's share of `extent`, in whole units."""
-        if extent % (unit * self._ranks):
-            raise InvariantError(f"{extent} in units of {unit} by {self._ranks} ranks", field=where)
-        return extent // self._ranks
+    def share(self, extent: int, where: str) -> int:
+        """A rank's share of `extent`."""
+        return self._share_of(Part(extent), where)
 
     def _share_of(self, part: Part, where: str, unit: int = 1) -> int:
         shares = part.shares(self._ranks)

@@ -180,11 +180,9 @@ def _rank_prefixes(model: Path) -> list[tuple[str, bool]]:
     """Of the engines on two ranks, and whether each rank has whole experts."""
     from trtc.builder.request import BuildRequest
     from trtc.builder.source import open_source
-    from trtc.builder.spec import MoeMlpSpec
 
     spec = open_source(BuildRequest(str(model), Path(), dummy_weights=True)).spec
-    has_experts = any(isinstance(layer.mlp, MoeMlpSpec) for layer in spec.layers)
-    return [(name, ep) for name, ep in RANKED_AS.items() if has_experts or not ep]
+    return [(name, ep) for name, ep in RANKED_AS.items() if spec.mixtures or not ep]
 
 
 def _make_twin(directory: Path, model: Path, one: Variation, sm: int) -> None:
