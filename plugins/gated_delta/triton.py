@@ -249,6 +249,44 @@ def channel_products(q, k, sums, index, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def chunk_of_head(
+    qkv,
+    b,
+    a,
+    rate,
+    dt_bias,
+    row,
+    is_row,
+    head,
+    key,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    DECAYS: tl.constexpr,
+    QKV_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+):
+    """(q, k, beta, logarithms of decays) of a chunk's rows, zeros where there is none. Decays are
+    [CHUNK], or [CHUNK, KEYS] by channel."""
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
+    k = unit_rows(of_keys, row, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
+    of_queries = qkv + key_head * KEY_DIM
+    q = unit_rows(of_queries, row, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
+    if DECAYS == 1:
+        log_decay, beta = head_gates(a, b, rate, dt_bias, row, is_row, head, A_STRIDE, B_STRIDE)
+        decays = tl.where(is_row, log_decay, 0.0)
+    else:
+        is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
+        of_rows = a + row[:, None] * A_STRIDE
+        log_decay = channel_decays(of_rows, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM)
+        decays = tl.where(is_pair, log_decay, 0.0)
+        beta = writing_gate(b, row, is_row, head, B_STRIDE)
+    return q, k, tl.where(is_row, beta, 0.0), decays
+
+
+@triton.jit
 def solve_chunk(
     qkv,
     b,
@@ -278,31 +316,22 @@ def solve_chunk(
     begins at `begin`: (I + strictly_lower(beta * (K @ K.T) * D))^-1 and (Q @ K.T) * D."""
     key = tl.arange(0, KEYS)
     index = tl.arange(0, CHUNK)
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
     row = begin + index
     is_row = (index < ROWS) & (row >= first) & (row < end)
     at = row.to(tl.int64)
-    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
-    k = unit_rows(of_keys, at, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
-    q = unit_rows(qkv + key_head * KEY_DIM, at, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
-    is_below = index[:, None] > index[None, :]
+    q, k, beta, decays = chunk_of_head(
+        qkv, b, a, rate, dt_bias, at, is_row, head, key,
+        KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, QKV_STRIDE, A_STRIDE, B_STRIDE,
+    )  # fmt: skip
+    sums = tl.cumsum(decays, axis=0)
     if DECAYS == 1:
-        log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
-        sums = tl.cumsum(tl.where(is_row, log_decay, 0.0), axis=0)
         is_lower = index[:, None] >= index[None, :]
         between = tl.where(is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
         alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
         products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
     else:
-        is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
-        log_decay = channel_decays(
-            a + at[:, None] * A_STRIDE, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM
-        )
-        beta = writing_gate(b, at, is_row, head, B_STRIDE)
-        sums = tl.cumsum(tl.where(is_pair, log_decay, 0.0), axis=0)
         alike, products = channel_products(q, k, sums, index, CHUNK)
-    beta = tl.where(is_row, beta, 0.0)
-    lower = tl.where(is_below, beta[:, None] * alike, 0.0)
+    lower = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
     place = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
     tl.store(solved + place, inverse(lower, index, INVERSE_PRECISION), mask=is_row[:, None])
     tl.store(seen + place, products, mask=is_row[:, None])
@@ -426,7 +455,6 @@ def delta_chunks(
     wait_for_inputs(OVERLAPS)
     sequence = tl.program_id(0) // (VALUE_HEADS * PARTS)
     head = tl.program_id(0) // PARTS % VALUE_HEADS
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
     key = tl.arange(0, KEYS)
     column = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
     is_column = column < VALUE_DIM
@@ -453,10 +481,12 @@ def delta_chunks(
         row = begin + index
         is_row = (index < ROWS) & (row >= first) & (row < tail)
         at = row.to(tl.int64)
-        of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
-        k = unit_rows(of_keys, at, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
-        of_queries = qkv + key_head * KEY_DIM
-        q = unit_rows(of_queries, at, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
+        q, k, beta, decays = chunk_of_head(
+            qkv, b, a, rate, dt_bias, at, is_row, head, key,
+            KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, QKV_STRIDE, A_STRIDE, B_STRIDE,
+        )  # fmt: skip
+        sums = tl.cumsum(decays, axis=0)
+        total = tl.sum(decays, axis=0)
         of_values = qkv + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
         is_value = is_row[:, None] & is_column[None, :]
         v = tl.load(
@@ -466,24 +496,11 @@ def delta_chunks(
         inverted = tl.load(solved + pairs, mask=is_row[:, None], other=0.0)
         products = tl.load(seen + pairs, mask=is_row[:, None], other=0.0)
         if DECAYS == 1:
-            log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
-            beta = tl.where(is_row, beta, 0.0)
-            log_decay = tl.where(is_row, log_decay, 0.0)
-            sums = tl.cumsum(log_decay, axis=0)
-            total = tl.sum(log_decay, axis=0)
             known = tl.dot(k, state, input_precision=PRECISION)
             new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
             new = tl.dot(inverted, new, input_precision=PRECISION)
             result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
         else:
-            is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
-            log_decay = channel_decays(
-                a + at[:, None] * A_STRIDE, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM
-            )
-            beta = tl.where(is_row, writing_gate(b, at, is_row, head, B_STRIDE), 0.0)
-            log_decay = tl.where(is_pair, log_decay, 0.0)
-            sums = tl.cumsum(log_decay, axis=0)
-            total = tl.sum(log_decay, axis=0)
             decayed = tl.exp(sums)
             known = tl.dot(k * decayed, state, input_precision=PRECISION)
             new = beta[:, None] * (v.to(tl.float32) - known)
