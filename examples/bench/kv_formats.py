@@ -26,13 +26,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from examples.bench.accuracy import held_out
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.rounding import LEAST_MAGNITUDE
 from trtc.quant.reference_model import load_model
 
 Tensor = torch.Tensor
 Rounding = Callable[[Tensor], Tensor]
 OUTLIERS = {28 / 64: 8.0, 25 / 64: 4.0, 31 / 64: 6.0}
 """Share of the head's width -> factor of that channel and of the one that rope turns it with."""
-_LEAST = 1e-10
 
 
 @dataclass(frozen=True)
@@ -65,32 +65,28 @@ def in_groups(rounding: Rounding, group: int) -> Rounding:
 
 
 def symmetric(x: Tensor, largest: float) -> Tensor:
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(_LEAST) / largest
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(LEAST_MAGNITUDE) / largest
     return torch.round(x / scale).clamp(-largest - 1, largest) * scale
 
 
 def halves(x: Tensor) -> Tensor:
     """Codes n + 1/2: no zero, and as many on both sides."""
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(_LEAST) / 7.5
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(LEAST_MAGNITUDE) / 7.5
     return (torch.floor(x / scale).clamp(-8, 7) + 0.5) * scale
 
 
 def signed(x: Tensor) -> Tensor:
     """-8 is the number of largest magnitude, whatever its sign."""
     scale = x.gather(-1, x.abs().argmax(-1, keepdim=True)) / -8
-    scale = torch.where(scale.abs() < _LEAST, _LEAST, scale)
+    scale = torch.where(scale.abs() < LEAST_MAGNITUDE, LEAST_MAGNITUDE, scale)
     return torch.round(x / scale).clamp(-8, 7) * scale
 
 
 def clipped(x: Tensor) -> Tensor:
     """Symmetric, by the scale of seven with the least squared error."""
-    tries = [
-        torch.round(x / (scale := x.abs().amax(-1, keepdim=True).clamp_min(_LEAST) * c / 7)).clamp(
-            -8, 7
-        )
-        * scale
-        for c in (1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-    ]
+    largest = x.abs().amax(-1, keepdim=True).clamp_min(LEAST_MAGNITUDE)
+    scales = [largest * c / 7 for c in (1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)]
+    tries = [torch.round(x / scale).clamp(-8, 7) * scale for scale in scales]
     stacked = torch.stack(tries)
     best = (stacked - x).square().sum(-1, keepdim=True).argmin(0, keepdim=True)
     return stacked.gather(0, best.expand(1, *x.shape))[0]
@@ -99,7 +95,7 @@ def clipped(x: Tensor) -> Tensor:
 def with_zero(x: Tensor) -> Tensor:
     """Codes between the least and the largest."""
     low = x.amin(-1, keepdim=True)
-    scale = ((x.amax(-1, keepdim=True) - low) / 15).clamp_min(_LEAST)
+    scale = ((x.amax(-1, keepdim=True) - low) / 15).clamp_min(LEAST_MAGNITUDE)
     return torch.round((x - low) / scale).clamp(0, 15) * scale + low
 
 
@@ -107,7 +103,7 @@ def by_table(x: Tensor) -> Tensor:
     """The 16 values of iq4."""
     table = torch.tensor(VALUES, dtype=torch.float32)
     table = table / table.abs().max()
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(_LEAST)
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(LEAST_MAGNITUDE)
     return table[torch.bucketize(x / scale, (table[1:] + table[:-1]) / 2)] * scale
 
 
