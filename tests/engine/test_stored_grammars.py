@@ -38,6 +38,8 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+LONGEST = 240
+"""More tokens than a document of SCHEMA has characters: four gaps of at most 40 whitespace characters."""
 
 
 def request_of(output: Path, grammars: list[str], model: Path = MODEL) -> BuildRequest:
@@ -45,7 +47,7 @@ def request_of(output: Path, grammars: list[str], model: Path = MODEL) -> BuildR
         model=str(model),
         output=output,
         max_batch_size=2,
-        max_seq_len=128,
+        max_seq_len=256,
         max_num_tokens=32,
         eval_tokens=0,
         grammars=parse_grammars(grammars),
@@ -81,7 +83,7 @@ EXPECTED: dict[str, Callable[[str], bool]] = {
 def test_requests_name_grammars_of_their_engine(engine: Path) -> None:
     with LocalEngine.open(engine) as opened:
         for name, is_right in EXPECTED.items():
-            result = opened.generate("a", grammar_name=name, max_tokens=100, n=2).result()
+            result = opened.generate("a", grammar_name=name, max_tokens=LONGEST, n=2).result()
             assert all(is_right(one.text) for one in result.completions), result
         with pytest.raises(InvalidRequestError, match="no grammar 'other'") as caught:
             opened.generate("a", grammar_name="other")
