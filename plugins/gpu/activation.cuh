@@ -20,6 +20,11 @@ __device__ inline float activated(float x) {
   return __fdiv_rn(x, 1.f + exp2_approx(power));
 }
 
+// x * sigmoid(1.702 x).
+__device__ inline float quick_gelu(float x) {
+  return __fdiv_rn(x, 1.f + exp2_approx(-kLog2OfE * 1.702f * x));
+}
+
 // What the sums of one column of a gated linear unit are multiplied by.
 struct Factors {
   float gate;  // that of gate, to the exponent of the activation

@@ -75,6 +75,14 @@ __device__ inline unsigned long long operand_in_panels(unsigned address, unsigne
          (kEightRows >> 4) << 32 | kSwizzle128;
 }
 
+// A matrix [rows, 32 bytes] without swizzle as an operand: cores of eight rows of 16 bytes, each 128 bytes in a
+// row, with so many bytes from one to the next along a row, and from eight rows to the next.
+__device__ inline unsigned long long operand_in_cores(unsigned address, unsigned along_bytes,
+                                                      unsigned rows_bytes) {
+  return ((address & 0x3ffff) >> 4) | static_cast<unsigned long long>(along_bytes >> 4) << 16 |
+         static_cast<unsigned long long>(rows_bytes >> 4) << 32;
+}
+
 // The operand that begins so many bytes further: along its rows (a multiple of 32, less than 128), or
 // eight rows or a panel on (multiples of 1024).
 __device__ inline unsigned long long further(unsigned long long operand, unsigned bytes) {
@@ -124,6 +132,12 @@ __device__ inline void multiply_registers(float (&d)[kColumns / 2], const unsign
 template <class T, int kColumns>
 __device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], const unsigned (&a)[4],
                                                   unsigned long long b);
+
+// d [64, kColumns] = (add ? d : 0) + a . b^T, for b [kColumns, 32] of E4M3 in cores, with four elements of
+// a where those have two.
+template <int kColumns>
+__device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                                                   unsigned long long b, int add);
 
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
@@ -186,10 +200,25 @@ __device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], cons
   MULTIPLY_ALL_REGISTERS(multiply_registers, T, TYPE, "1")                                       \
   MULTIPLY_ALL_REGISTERS(multiply_registers_by_rows, T, TYPE, "0")
 
+#define MULTIPLY_BY_CORES(COLUMNS, COUNT, A, B, ADD)                                             \
+  template <>                                                                                    \
+  __device__ inline void multiply_registers_by_cores<COLUMNS>(                                   \
+      float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int add) {                \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, " ADD ", 0; "                                \
+                 "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32.e4m3.e4m3 {"              \
+                 REGISTERS_##COUNT "}, " A ", " B ", add, 1, 1;}"                                \
+                 : FLOATS_##COUNT(d, 0)                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                \
+  }
+
 MULTIPLY(Bf16, "bf16")
 MULTIPLY(F16, "f16")
 MULTIPLY_ALL_SHARED(E4m3, "e4m3", "k32", "")
+MULTIPLY_BY_CORES(8, 4, "{%4, %5, %6, %7}", "%8", "%9")
+MULTIPLY_BY_CORES(16, 8, "{%8, %9, %10, %11}", "%12", "%13")
+MULTIPLY_BY_CORES(32, 16, "{%16, %17, %18, %19}", "%20", "%21")
 
+#undef MULTIPLY_BY_CORES
 #undef MULTIPLY
 #undef MULTIPLY_ALL_SHARED
 #undef MULTIPLY_ALL_REGISTERS

@@ -234,6 +234,12 @@ __device__ inline float to_float(Bf16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
 }
 
+__device__ inline float to_float(F16 x) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+}
+
 // Rounds to nearest even; E4m3 and I8 saturate.
 template <class T>
 __device__ inline T round_to(float x);

@@ -1,6 +1,7 @@
 """Routed experts as they are lowered for a GPU, by Triton's interpreter, against the reference."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from tests.support.moe_calls import (
     with_experts,
 )
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
 
@@ -74,6 +76,66 @@ def test_experts_of_other_ranks_add_nothing(case: Case) -> None:
     assert_close(few(call), run_lowered(few(call), variant=IN_PAIRS, stale=1))
     some = take_rows(call, slice(0, 23))
     assert_close(some, run_lowered(some, variant=IN_BLOCKS))
+
+
+ON_SM90 = {IN_PAIRS: 3, 1: 6, 2: 25}
+"""Rows by the variants of e2m1_sm90.cu: pairs, and blocks of 8 and of 16."""
+TWO_BLOCKS = "tests.support.moe_calls:lower_for_two_blocks"
+"""So that a thread block has several blocks of pairs, and many tiles of each."""
+
+
+def on_sm90(**changed: Any) -> KernelCall:
+    """Of E2M1 experts: K in whole chunks and others, more rows of an expert than a block has."""
+    kwargs = {"layout": "row_major", "e8m0": True, "top_k": 3, **GPT_OSS, **changed}
+    case = Case("bf16", "f4e2m1", 832, 192, 32, **kwargs)
+    return moe_call(np.random.default_rng(91), case)
+
+
+@pytest.mark.parametrize("variant", ON_SM90)
+@pytest.mark.parametrize(
+    "change", [{}, {"activation": "silu", "bias": False, "limit": 0.0}], ids=str
+)
+def test_e2m1_experts_of_few_rows_on_sm90(variant: int, change: dict[str, Any]) -> None:
+    call = take_rows(on_sm90(**change), slice(5, 5 + ON_SM90[variant]))
+    assert "experts_e2m1" in entries_of(call, variant)
+    assert_close(call, run_lowered(call, variant=variant, stale=1, sm=90, lower=TWO_BLOCKS))
+
+
+@pytest.mark.parametrize("variant", ON_SM90)
+def test_a_row_of_e2m1_experts_does_not_depend_on_the_others(variant: int) -> None:
+    call = on_sm90()
+    rows = ON_SM90[variant]
+    last = take_rows(call, slice(rows - 1, rows))
+    whole = run_lowered(take_rows(call, slice(0, rows)), variant=variant, sm=90)["out"]
+    alone = run_lowered(last, variant=variant, sm=90, lower=TWO_BLOCKS)["out"]
+    assert alone.tobytes() == whole[-1:].tobytes()
+
+
+@pytest.mark.parametrize("variant", ON_SM90)
+def test_e2m1_experts_of_other_ranks_add_nothing_on_sm90(variant: int) -> None:
+    call = take_rows(with_experts(on_sm90(), range(1, 3)), slice(0, ON_SM90[variant] // 3))
+    assert_close(call, run_lowered(call, variant=variant, sm=90, lower=TWO_BLOCKS))
+
+
+def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
+    """Sizes that are no whole tiles, or inputs that are rewritten first."""
+    for change in (
+        {"hidden": 352},
+        {"inner": 160},
+        {"pre_scale": True},
+        {"parts": 1, "activation": "relu2"},
+    ):
+        kwargs: dict[str, Any] = {"hidden": 320, "inner": 192} | GPT_OSS | change
+        if change.get("parts") == 1:
+            kwargs |= {"limit": 0.0, "up_offset": 0.0}
+        case = Case("bf16", "f4e2m1", group=32, layout="row_major", e8m0=True, **kwargs)
+        assert "experts_e2m1" not in entries_of(moe_call(np.random.default_rng(0), case), IN_PAIRS)
+
+
+def entries_of(call: KernelCall, variant: int) -> set[str]:
+    launches = moe.lower(site_of(call, "tokens", 90))[variant].work
+    kernels = [launch.kernel for launch in launches if isinstance(launch, Launch)]
+    return {kernel.entry for kernel in kernels if isinstance(kernel, CudaSource)}
 
 
 @pytest.mark.parametrize("variant", [IN_PAIRS, IN_BLOCKS])

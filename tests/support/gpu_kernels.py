@@ -13,9 +13,10 @@ from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.lowering import SCRATCH, Launch
 from trtc.plugins.gpu.probe import device_sm
 from trtc.plugins.gpu.sources import CudaSource
+from trtc.protos.launch_plan import TILE_MAP_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
-from trtc.runtime.executors.cuda.device import HostArray, Kernel, Place, ProgramDevice
+from trtc.runtime.executors.cuda.device import HostArray, Kernel, Place, ProgramDevice, Tiles
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 
 Array = NDArray[Any]
@@ -50,7 +51,12 @@ class Gpu:
         }
         places = self.upload({**work.arrays, **scratch})
         for launch in launches_of(work):
+            tiles = [
+                Tiles(places[one.parameter], one.sizes, one.strides, one.box) for one in launch.maps
+            ]
+            maps = self.device.map_tiles(tiles) if tiles else None
             arguments = [places[name] for name in launch.arguments]
+            arguments += [Place(maps, at * TILE_MAP_BYTES) for at in range(len(tiles))]
             self.launch(launch, work.bucket, arguments, overlaps=overlaps)
         return {name: self.fetch(places[name], array) for name, array in work.arrays.items()}
 

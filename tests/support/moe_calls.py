@@ -10,6 +10,8 @@ from tests.support.kernels import KernelCall
 from tests.support.operands import random_array
 from tests.support.weights import random_scales, random_weight, stored, stored_groups
 from trtc.plugins.compact import compact_scales
+from trtc.plugins.gpu.lowering import ONE, Collective, Extent, Gemm, Launch, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.op import MOE
 
 ROWS, EXPERTS = 40, 5
@@ -198,3 +200,19 @@ def take_rows(call: KernelCall, rows: Any) -> KernelCall:
         if name in ("x", "router_logits", "residual", "shared", "shared_gate") and array is not None
     }
     return replace(call, inputs={**call.inputs, **varying})
+
+
+def lower_for_two_blocks(site: Site) -> tuple[Variant, ...]:
+    """As the operator is lowered, but that the kernels of e2m1_sm90.cu have two thread blocks."""
+    from trtc.plugins.moe.cuda import lower
+
+    return tuple(
+        replace(variant, work=tuple(_in_two_blocks(one) for one in variant.work))
+        for variant in lower(site)
+    )
+
+
+def _in_two_blocks(launch: Launch | Gemm | Collective) -> Launch | Gemm | Collective:
+    if isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource):
+        return replace(launch, grid=(Extent(times=2), ONE, ONE))
+    return launch

@@ -121,7 +121,25 @@ inline T __shfl_sync(unsigned, T value, int from) {
   return both.first;
 }
 
+template <class T>
+inline T __shfl_up_sync(unsigned, T value, int by) {
+  return shuffled(value, [=](int lane) { return lane < by ? lane : lane - by; });
+}
+
 int __any_sync(unsigned, int predicate);
+
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  std::pair<int, unsigned> mine{predicate, 0};
+  cuda_on_cpu::exchange_lanes(mine, [](std::pair<int, unsigned>* const* lanes) {
+    unsigned votes = 0;
+    for (int i = 0; i < 32; ++i) votes |= static_cast<unsigned>(lanes[i]->first != 0) << i;
+    for (int i = 0; i < 32; ++i) lanes[i]->second = votes;
+  });
+  return mine.second;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 inline float __uint_as_float(unsigned bits) {
   float x;

@@ -119,33 +119,37 @@ void multiply_in_memory(float* d, int columns, int depth, OperandElement of, uns
   });
 }
 
-void multiply_with_registers(float* d, int columns, const unsigned* a,
-                             float (*half_of)(unsigned pair, int which), unsigned long long b,
-                             OperandElement at) {
+void multiply_with_registers(float* d, int columns, const unsigned* a, int each,
+                             float (*element)(unsigned word, int which), unsigned long long b,
+                             OperandElement at, int add) {
   struct Lane {
     float* d;
     const unsigned* a;
     unsigned long long b;
+    int add;
   };
-  multiply(Lane{d, a, b}, [=](const std::vector<Lane>& lanes) {
-    float left[64][16], right[16][kMostColumns];
-    for (int k = 0; k < 16; ++k) {
+  multiply(Lane{d, a, b, add}, [=](const std::vector<Lane>& lanes) {
+    float left[64][32], right[32][kMostColumns];
+    const int depth = 8 * each;
+    for (int k = 0; k < depth; ++k) {
       for (int column = 0; column < columns; ++column) right[k][column] = at(lanes[0].b, k, column);
     }
     for (int lane = 0; lane < kWarpgroup; ++lane) {
       const int row = lane / 32 * 16 + lane % 32 / 4;
       for (int part = 0; part < 4; ++part) {
-        for (int i = 0; i < 2; ++i) {
-          left[row + part % 2 * 8][lane % 4 * 2 + i + part / 2 * 8] =
-              half_of(lanes[lane].a[part], i);
+        for (int i = 0; i < each; ++i) {
+          left[row + part % 2 * 8][(lane % 4 + part / 2 * 4) * each + i] =
+              element(lanes[lane].a[part], i);
         }
       }
     }
     for (int lane = 0; lane < kWarpgroup; ++lane) {
       for (int i = 0; i < columns / 2; ++i) {
-        for (int k = 0; k < 16; ++k) {
-          lanes[lane].d[i] += left[row_of(lane, i)][k] * right[k][column_of(lane, i)];
+        float sum = lanes[0].add ? lanes[lane].d[i] : 0.f;
+        for (int k = 0; k < depth; ++k) {
+          sum += left[row_of(lane, i)][k] * right[k][column_of(lane, i)];
         }
+        lanes[lane].d[i] = sum;
       }
     }
   });

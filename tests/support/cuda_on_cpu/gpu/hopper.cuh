@@ -47,6 +47,20 @@ inline float element(unsigned long long operand, int row, int column) {
   return to_float(bits);
 }
 
+// Address, and the bytes along a row and to the next eight rows.
+inline unsigned long long operand_in_cores(unsigned address, unsigned along_bytes,
+                                           unsigned rows_bytes) {
+  return static_cast<unsigned long long>(along_bytes) << 32 |
+         static_cast<unsigned long long>(rows_bytes) << 48 | address;
+}
+inline float element_in_cores(unsigned long long operand, int row, int byte) {
+  const auto along_bytes = static_cast<unsigned>(operand >> 32 & 0xffff);
+  const auto rows_bytes = static_cast<unsigned>(operand >> 48);
+  const unsigned at = static_cast<unsigned>(operand) + row / 8 * rows_bytes + row % 8 * 16 +
+                      byte / 16 * along_bytes + byte % 16;
+  return to_float(E4m3{shared_bytes[at]});
+}
+
 void commit_products();
 void finish_products(int most_left);
 template <int kGroups>
@@ -60,10 +74,11 @@ using OperandElement = float (*)(unsigned long long operand, int row, int column
 // d = a . b, or d += a . b: 64 rows by so many columns, a depth of 32 bytes. Operands are rows.
 void multiply_in_memory(float* d, int columns, int depth, OperandElement of, unsigned long long a,
                         unsigned long long b, int add);
-// d += a . b, a in registers, whose halves `half_of` knows, with element (k, column) of b by `at`.
-void multiply_with_registers(float* d, int columns, const unsigned* a,
-                             float (*half_of)(unsigned pair, int which), unsigned long long b,
-                             OperandElement at);
+// d = a . b, or d += a . b: a in registers, of which each has so many elements, which `element` knows,
+// with element (k, column) of b by `at`.
+void multiply_with_registers(float* d, int columns, const unsigned* a, int each,
+                             float (*element)(unsigned word, int which), unsigned long long b,
+                             OperandElement at, int add);
 
 template <class T, int kColumns>
 inline void multiply_shared(float (&d)[kColumns / 2], unsigned long long a, unsigned long long b,
@@ -74,7 +89,7 @@ inline void multiply_shared(float (&d)[kColumns / 2], unsigned long long a, unsi
 template <class T, int kColumns>
 inline void multiply_registers(float (&d)[kColumns / 2], const unsigned (&a)[4],
                                unsigned long long b) {
-  multiply_with_registers(d, kColumns, a, half_of<T>, b, element<T>);
+  multiply_with_registers(d, kColumns, a, 2, half_of<T>, b, element<T>, 1);
 }
 
 template <class T, int kColumns>
@@ -83,7 +98,16 @@ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], const unsigned 
   const OperandElement at = [](unsigned long long operand, int k, int column) {
     return element<T>(operand, column, k);
   };
-  multiply_with_registers(d, kColumns, a, half_of<T>, b, at);
+  multiply_with_registers(d, kColumns, a, 2, half_of<T>, b, at, 1);
+}
+
+template <int kColumns>
+inline void multiply_registers_by_cores(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                                        unsigned long long b, int add) {
+  const OperandElement at = [](unsigned long long operand, int k, int column) {
+    return element_in_cores(operand, column, k);
+  };
+  multiply_with_registers(d, kColumns, a, 4, element_of<E4m3>, b, at, add);
 }
 
 }  // namespace trtc

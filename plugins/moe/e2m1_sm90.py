@@ -1,0 +1,181 @@
+"""The products of experts with E2M1 weights for few rows of each, on sm_90 (e2m1_sm90.cu)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Extent, Launch, Site, TileMap
+from trtc.plugins.gpu.sources import CudaSource, KernelParameter
+from trtc.plugins.gpu.triton_launch import count_index
+
+Product = Literal["gate_up", "down"]
+
+_GROUP = 32
+"""Channels that share a scale."""
+_STEP_CHANNELS = 64
+_CHUNK_CHANNELS = 256
+_TILE_ROWS = 64
+_WARPS = 4
+"""Of a team."""
+_CHUNK_BYTES = _CHUNK_CHANNELS // 2
+_STAGE_BYTES = 16 * (_CHUNK_BYTES + _CHUNK_CHANNELS // _GROUP) + 8
+"""Of a warp: weights, scales and a barrier."""
+_MOST_STAGES, _LEAST_STAGES = 6, 3
+_GATED_ACTIVATIONS = ("silu", "gelu_tanh", "quick_gelu")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the kernel divides a product; its macros."""
+
+    block_m: int
+    """Rows of an expert that are multiplied at once: 8 or 16."""
+    most_teams: int = 4
+    """Warpgroups, which take K together."""
+
+    def teams(self, depth: int) -> int:
+        """So many have a chunk of it."""
+        return min(self.most_teams, -(-depth // _CHUNK_CHANNELS))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs of a row and an expert there are."""
+
+    most: int
+    capacity: int
+    """Pairs that an expert may have."""
+    in_blocks: bool
+    """Whether `counts` and `members` have each expert's; else `experts` has the expert of each."""
+
+
+def takes(site: Site, cut: Cut, pairs: Pairs) -> bool:
+    """Whether the kernel multiplies both products of a site: E2M1 weights by bf16 as it is given,
+    in whole tiles and steps, with an operand that fits into shared memory."""
+    attributes = site.attributes
+    is_plain = (
+        attributes["weight_dtype"] == "f4e2m1"
+        and site.dtypes["gate_up_scale"] == site.dtypes["down_scale"] == "u8"
+        and int(attributes["group_size"]) == _GROUP
+        and attributes["act_quant"] == "none"
+        and attributes["activation"] in _GATED_ACTIVATIONS
+        and int(attributes["parts"]) == 2
+        and not attributes["weighs_inputs"]
+        and not any(site.has(f"{name}_pre_scale") for name in ("gate_up", "down"))
+    )
+    hidden, inner = site.axes["H"], site.axes["I"]
+    return (
+        is_plain
+        and site.arch.has_wgmma
+        and site.dtypes["x"] == "bf16"
+        and hidden % _TILE_ROWS == 0
+        and inner % _STEP_CHANNELS == 0
+        and min(_stages(site, cut, depth, pairs) for depth in (hidden, inner)) >= _LEAST_STAGES
+    )
+
+
+def product_launch(site: Site, product: Product, cut: Cut, pairs: Pairs) -> Launch:
+    """One launch of the kernel, with as many blocks as there are multiprocessors."""
+    gated, depth, _ = _sizes(site, product)
+    bias = f"{product}_bias"
+    places = ("counts", "members") if pairs.in_blocks else ("experts",)
+    arguments = {
+        "given": ("x" if gated else f"{SCRATCH}hidden", "bf16"),
+        "scale": (f"{product}_scale", "u8"),
+        **({"bias": (bias, "f32")} if site.has(bias) else {}),
+        **{name: (SCRATCH + name, "i32") for name in places},
+        DIMS: (DIMS, "i32"),
+        "out": (f"{SCRATCH}{'hidden' if gated else 'results'}", "bf16" if gated else "f32"),
+    }
+    kernel = CudaSource(
+        file="moe/e2m1_sm90.cu",
+        entry="experts_e2m1",
+        parameters=(
+            *(KernelParameter(name, dtype) for name, (_, dtype) in arguments.items()),
+            KernelParameter("map", "u8"),
+        ),
+        constants=_constants(site, product, cut, pairs),
+        num_threads=cut.teams(depth) * _WARPS * 32,
+        shared_bytes=_shared_bytes(site, cut, depth, _stages(site, cut, depth, pairs), pairs),
+    )
+    return Launch(
+        kernel=kernel,
+        arguments=tuple(name for name, _ in arguments.values()),
+        grid=(Extent(times=site.arch.multiprocessors), ONE, ONE),
+        overlaps=site.arch.has_pdl,
+        maps=(_weight_map(site, product),),
+    )
+
+
+def _sizes(site: Site, product: Product) -> tuple[bool, int, int]:
+    """(whether gate and up are two halves of the weight, its depth, columns of the output)."""
+    hidden, inner = site.axes["H"], site.axes["I"]
+    return (True, hidden, inner) if product == "gate_up" else (False, inner, hidden)
+
+
+def _weight_map(site: Site, product: Product) -> TileMap:
+    """A tile is eight rows, and the eight that a warp has beside them: up's of gate's columns, or
+    the next ones."""
+    gated, depth, columns = _sizes(site, product)
+    row, eights = depth // 2, site.axes["L"] * columns * (2 if gated else 1) // 8
+    beside = columns * row if gated else 8 * row
+    return TileMap(
+        parameter=product,
+        sizes=(row, 8, 2, eights),
+        strides=(row, beside, 8 * row),
+        box=(_CHUNK_BYTES, 8, 2, 1),
+    )
+
+
+def _constants(
+    site: Site, product: Product, cut: Cut, pairs: Pairs
+) -> dict[str, int | float | str]:
+    attributes = site.attributes
+    gated, depth, columns = _sizes(site, product)
+    stages = _stages(site, cut, depth, pairs)
+    top_k = int(attributes["top_k"])
+    return {
+        "N": 2 * columns if gated else columns,
+        "K": depth,
+        "COLUMNS": columns,
+        "NUM_EXPERTS": site.axes["L"],
+        "CAPACITY": pairs.capacity,
+        "IN_PAIRS": int(not pairs.in_blocks),
+        "MOST_PAIRS": pairs.most,
+        "ROWS": cut.block_m,
+        "TEAMS": cut.teams(depth),
+        "STAGES": stages,
+        "SHARED_BYTES": _shared_bytes(site, cut, depth, stages, pairs),
+        "COUNT": count_index(site.rows),
+        "TOP_K": top_k,
+        "ROWS_OF_PAIRS": top_k if gated else 1,
+        "GIVEN_STRIDE": site.strides["x"] if gated else depth,
+        "HAS_BIAS": int(site.has(f"{product}_bias")),
+        "GATED": int(gated),
+        "GELU_TANH": int(attributes["activation"] == "gelu_tanh"),
+        "QUICK_GELU": int(attributes["activation"] == "quick_gelu"),
+        "LIMIT": float(attributes["limit"]),
+        "UP_OFFSET": float(attributes["up_offset"]),
+    }
+
+
+def _stages(site: Site, cut: Cut, depth: int, pairs: Pairs) -> int:
+    """As many as there is room for beside the operand."""
+    most = ARCHS[site.sm].shared_bytes
+    fitting = (
+        stages
+        for stages in range(_MOST_STAGES, 0, -1)
+        if _shared_bytes(site, cut, depth, stages, pairs) <= most
+    )
+    return next(fitting, 0)
+
+
+def _shared_bytes(site: Site, cut: Cut, depth: int, stages: int, pairs: Pairs) -> int:
+    """Of `Shared` in e2m1_sm90.cu."""
+    operand = depth // _GROUP * cut.block_m * 2 * _GROUP
+    x_scales = -(-depth // _CHUNK_CHANNELS) * cut.block_m * 4
+    rings = cut.teams(depth) * _WARPS * stages * _STAGE_BYTES
+    parts = 2 * cut.teams(depth) * cut.block_m // 2 * _WARPS * 32 * 4 + 4 * 8
+    listed = site.axes["L"] if pairs.in_blocks else pairs.most
+    found = 4 * (cut.block_m + listed + 1)
+    return -(-(operand + x_scales + rings + parts + found) // 8) * 8
