@@ -15,6 +15,8 @@ from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.op import MOE
 
 ROWS, EXPERTS = 40, 5
+_ALIGNED = 8
+"""Elements after which a row may begin: 16 bytes at least."""
 ROUTERS: Mapping[str, Mapping[str, int | float | str]] = {
     "softmax": {},
     "sigmoid": {"score": "sigmoid", "epsilon": 1e-6, "scale": 2.5},
@@ -109,8 +111,9 @@ CASES = [
 
 
 def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCall:
+    width = -(-case.hidden // _ALIGNED) * _ALIGNED + 2 * _ALIGNED
     inputs: dict[str, Any] = {
-        "x": random_array(rng, rows, case.hidden + 3, dtype=case.x)[:, 1 : 1 + case.hidden],
+        "x": random_array(rng, rows, width, dtype=case.x)[:, _ALIGNED : _ALIGNED + case.hidden],
         "router_logits": random_array(rng, rows, case.experts, spread=2),
     }
     halves = (("gate_up", case.parts * case.inner, case.hidden), ("down", case.hidden, case.inner))
