@@ -143,7 +143,9 @@ def _directory(request: BuildRequest) -> Path:
 def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
     try:
         target = parse_target(name)
-        source = source.for_target(rounds_rows=target.rounds_rows)
+        source = source.for_target(
+            rounds_rows=target.rounds_rows, multiplies_fp4=target.multiplies_fp4
+        )
         check_mixers(source.spec, target, request.tp)
         check_kv(source.spec, source.kv_dtype, target)
         for scheme in source.schemes:

@@ -274,7 +274,7 @@ def _open_job(
     found = resolve_model(request.model, request.revision, weights=weights)
     model = stack.enter_context(with_fast_tokenizer(found))
     source = open_source(replace(request, model=str(model), revision=None)).for_target(
-        rounds_rows=target.rounds_rows
+        rounds_rows=target.rounds_rows, multiplies_fp4=target.multiplies_fp4
     )
     check_mixers(source.spec, target, request.tp)
     check_kv(source.spec, source.kv_dtype, target)

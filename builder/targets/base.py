@@ -136,6 +136,12 @@ class Target(Protocol):
         ...
 
     @property
+    def multiplies_fp4(self) -> bool:
+        """Whether it multiplies E2M1 activations, or refuses to. NVFP4 checkpoints keep the weights
+        alone otherwise."""
+        ...
+
+    @property
     def scales_kv(self) -> bool:
         """Whether its kernels take keys and values with a scale of each token and head."""
         ...

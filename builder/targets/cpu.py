@@ -71,6 +71,10 @@ class CpuTarget:
         return True
 
     @property
+    def multiplies_fp4(self) -> bool:
+        return False
+
+    @property
     def scales_kv(self) -> bool:
         return True
 

@@ -81,6 +81,10 @@ class CudaTarget:
         return True
 
     @property
+    def multiplies_fp4(self) -> bool:
+        return False
+
+    @property
     def scales_kv(self) -> bool:
         return True
 

@@ -8,6 +8,9 @@
     mxfp8-quantized   weight F8_E4M3 [N, K]              weight_scale u8 [N, K/32], E8M0
     mxfp4-pack-quantized
                       weight_packed u8 [N, K/2]          weight_scale u8 [N, K/32], E8M0
+    nvfp4-pack-quantized
+                      weight_packed u8 [N, K/2]          weight_scale F8_E4M3 [N, K/16],
+                                                         weight_global_scale f32 [1]
     iq4-packed        weight_packed i32 [N, K/8]         weight_scale u8 [N, G], and
                       codes of plugins/iq4.py            weight_scale_2 f32 []
 
@@ -27,9 +30,9 @@ import numpy as np
 
 from trtc.plugins.iq4 import GROUPS, scales_of
 from trtc.protos.errors import CheckpointError
+from trtc.quant.formats import mxfp4, nvfp4
 from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.listed import ListedModules
-from trtc.quant.formats.mxfp4 import AS_INT8, GROUP, of_linear
 from trtc.quant.formats.stored import (
     Array,
     StoredTensors,
@@ -54,13 +57,20 @@ from trtc.quant.scheme import (
 )
 
 IQ4_PACKED = "iq4-packed"
-_MXFP4, _MXFP8 = "mxfp4-pack-quantized", "mxfp8-quantized"
+_MXFP4, _MXFP8, _NVFP4 = "mxfp4-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized"
 _FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-    *(_MXFP4, _MXFP8, IQ4_PACKED),
+    *(_MXFP4, _MXFP8, _NVFP4, IQ4_PACKED),
 )
+_FP4: Mapping[str, tuple[WeightFormat, str, int]] = {
+    _MXFP4: ("mxfp4", "group", mxfp4.GROUP),
+    _NVFP4: ("f4e2m1", "tensor_group", nvfp4.GROUP),
+}
+"""Format -> the weights', and the strategy and the group size that it has."""
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
+_AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.AS_INT8}
+"""Notes of formats whose linears are stored as int8."""
 _MAX_GROUPS = 64
 _IN_ORDER, _SCATTERED = (None, False, "weight", "static"), (True, "group", "dynamic")
 """Spellings of `actorder`: calibration leaves the groups in order, or scatters them."""
@@ -119,8 +129,9 @@ def read_compressed_tensors(
         group = _group_of(prefix, groups)
         linears[prefix] = _linear(stored, prefix, group.weights, group.activations)
         schemes[_scheme(group, linears[prefix].weight)] = None
-        if linears[prefix].weight != group.weights.weight and AS_INT8 not in notes:
-            notes.append(AS_INT8)
+        note = _AS_INT8.get(group.weights.weight)
+        if note and linears[prefix].weight != group.weights.weight and note not in notes:
+            notes.append(note)
     return CheckpointQuantization(
         source="compressed-tensors",
         scheme=mixed(list(schemes) or [_scheme(one, one.weights.weight) for one in groups]),
@@ -195,8 +206,8 @@ def _group_of(prefix: str, groups: Sequence[_Group]) -> _Group:
 def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     if not declared:
         raise unsupported("weights", declared, "quantised weights")
-    if name == _MXFP4:
-        return _mxfp4_weights(declared)
+    if name in _FP4:
+        return _fp4_weights(name, declared)
     kind = expect(declared, "type", "int", "float", default="int")
     bits = expect(declared, "num_bits", 4, 8)
     packed = name in ("pack-quantized", IQ4_PACKED)
@@ -240,12 +251,13 @@ def _iq4_weights(bits: int, declared: Mapping[str, Any]) -> _Weights:
     return _Weights(True, "iq4", bits, True, "group", size, None)
 
 
-def _mxfp4_weights(declared: Mapping[str, Any]) -> _Weights:
-    known = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": GROUP}
+def _fp4_weights(name: str, declared: Mapping[str, Any]) -> _Weights:
+    weight, strategy, group_size = _FP4[name]
+    known = {"type": "float", "num_bits": 4, "strategy": strategy, "group_size": group_size}
     for field, value in known.items():
         expect({f"weights.{field}": declared.get(field, value)}, f"weights.{field}", value)
     expect(declared, "symmetric", True, default=True)
-    return _Weights(True, "mxfp4", 4, True, "group", GROUP, None)
+    return _Weights(True, weight, 4, True, "group", group_size, None)
 
 
 def _default_strategy(declared: Mapping[str, Any]) -> str:
@@ -256,6 +268,8 @@ def _default_strategy(declared: Mapping[str, Any]) -> str:
 def _activations(declared: Mapping[str, Any], weights: _Weights) -> _Activations:
     if not declared:
         return "none"
+    if weights.weight == "f4e2m1":
+        return _fp4_activations(declared)
     kind = (declared.get("type", "int"), declared.get("num_bits"))
     wanted = {"f8e4m3": ("float", 8), "i8": ("int", 8)}.get(weights.weight)
     if declared.get("dynamic"):
@@ -267,6 +281,16 @@ def _activations(declared: Mapping[str, Any], weights: _Weights) -> _Activations
             "static activations of the weights' own type, one scale a tensor",
         )
     expect(declared, "symmetric", True, default=True)
+    return "static"
+
+
+def _fp4_activations(declared: Mapping[str, Any]) -> _Activations:
+    """Groups of them get their scales as they come, in units of a static one."""
+    known = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": nvfp4.GROUP}
+    for field, value in known.items():
+        name = f"input_activations.{field}"
+        expect({name: declared.get(field, value)}, name, value)
+    expect(declared, "dynamic", "local", False, default=False)
     return "static"
 
 
@@ -293,6 +317,7 @@ def _scheme(group: _Group, weight: WeightFormat) -> Scheme:
         ("i4", "exact"): "int4_gptq",
         ("iq4", "exact"): "iq4",
         ("mxfp4", "exact"): "mxfp4",
+        ("f4e2m1", "static"): "nvfp4",
     }[weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
@@ -311,7 +336,9 @@ def _linear(
     stored: StoredTensors, prefix: str, weights: _Weights, activations: _Activations
 ) -> QuantizedLinear:
     if weights.weight == "mxfp4":
-        return of_linear(stored, prefix)
+        return mxfp4.of_linear(stored, prefix)
+    if weights.weight == "f4e2m1":
+        return nvfp4.of_compressed(stored, prefix, rounds_inputs=activations == "static")
     source, rows, columns = _weight(stored, prefix, weights)
     tensors = {"weight": source}
     scale = f"{prefix}.weight_scale"

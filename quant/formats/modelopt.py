@@ -23,17 +23,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtc.quant.formats.listed import ListedModules
+from trtc.quant.formats.nvfp4 import weights_of
 from trtc.quant.formats.stored import (
     SCALE_DTYPES,
     StoredTensors,
     as_f32,
     mapping,
-    num_groups,
     positive_size,
     shown,
     unsupported,
 )
-from trtc.quant.pack import unpack_e2m1_pairs, unpack_row_pairs
+from trtc.quant.pack import unpack_row_pairs
 from trtc.quant.scheme import (
     DYNAMIC_NOTE,
     SCHEMES,
@@ -141,13 +141,8 @@ def _linear(
     scheme = SCHEMES[algorithm.scheme]
     scale = f"{prefix}.weight_scale"
     if scheme.weight == "f4e2m1":
-        columns *= 2
         assert group_size is not None
-        stored.require(scale, ("F8_E4M3",), (rows, num_groups(scale, columns, group_size)))
-        tensors = {
-            "weight": TensorSource((weight,), unpack_e2m1_pairs),
-            "weight_scale": TensorSource((scale,)),
-        }
+        tensors, (rows, columns) = weights_of(stored, prefix, "weight", group_size)
     elif algorithm.mx_group:
         assert group_size is not None
         tensors = {

@@ -39,7 +39,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LONGEST = 240
-"""More tokens than a document of SCHEMA has characters: four gaps of at most 40 whitespace characters."""
+"""More tokens than a document of SCHEMA has characters: four gaps of at most 40 each."""
 
 
 def request_of(output: Path, grammars: list[str], model: Path = MODEL) -> BuildRequest:

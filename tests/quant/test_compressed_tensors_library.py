@@ -45,18 +45,36 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "scale_dtype": torch.uint8,
         },
     ),
+    (
+        "nvfp4-pack-quantized",
+        "NVFP4Packed",
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
+        },
+    ),
 ]
 
 
 def observed(weights: Any, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """Scale and zero point that the library computes for a weight."""
-    size = weights.group_size if weights.strategy == "group" else COLUMNS
+    in_groups = weights.strategy in ("group", "tensor_group")
+    size = weights.group_size if in_groups else COLUMNS
     grouped = weight.reshape(ROWS, COLUMNS // size, size)
     low, high = grouped.amin(-1), grouped.amax(-1)
     if weights.strategy == "tensor":
         low, high = low.min().reshape(1), high.max().reshape(1)
-    scale, zero = quantization.utils.calculate_qparams(low, high, weights)
-    return {"weight_scale": scale, "weight_zero_point": zero}
+    if weights.strategy == "tensor_group":
+        whole = quantization.utils.generate_gparam(weight.min(), weight.max())
+        scale, zero = quantization.utils.calculate_qparams(low, high, weights, whole)
+        found = {"weight_global_scale": whole.reshape(1)}
+    else:
+        scale, zero = quantization.utils.calculate_qparams(low, high, weights)
+        found = {}
+    return {"weight_scale": scale, "weight_zero_point": zero, **found}
 
 
 @pytest.mark.parametrize(("name", "kind", "settings"), CASES)
@@ -69,6 +87,7 @@ def test_library(name: str, kind: str, settings: dict[str, Any]) -> None:
         {
             "Packed": "PackedQuantizationCompressor",
             "MXFP4Packed": "MXFP4PackedCompressor",
+            "NVFP4Packed": "NVFP4PackedCompressor",
             "Int": "IntQuantizationCompressor",
             "Float": "FloatQuantizationCompressor",
         }[kind],
@@ -88,7 +107,9 @@ def test_library(name: str, kind: str, settings: dict[str, Any]) -> None:
     found = read_quantization({"quantization_config": declared}, None, headers)
     assert found is not None
     ours = dequantized(found, PREFIX, {key: as_numpy(t) for key, t in stored.items()})
-    np.testing.assert_allclose(ours, meant, rtol=1e-5, atol=1e-7)
+    # What the library gives back of NVFP4 is bf16, and so is the scale that it multiplies by.
+    rtol = 2.0**-7 if kind == "NVFP4Packed" else 1e-5
+    np.testing.assert_allclose(ours, meant, rtol=rtol, atol=1e-7)
 
 
 def as_numpy(tensor: torch.Tensor) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.quant.test_prequantized import AWQ, FP8_BLOCK, GPTQ, Q, packed
+from tests.quant.test_prequantized import AWQ, FP8_BLOCK, GPTQ, Q, nvfp4_with_inputs, packed
 from tests.support.quantized import (
     awq_linear,
     canonical,
@@ -18,6 +18,7 @@ from tests.support.quantized import (
     fp8_linear,
     gptq_linear,
     headers,
+    nvfp4_linear,
     packed_linear,
 )
 from trtc.builder.checkpoint.checkpoint import open_checkpoint
@@ -86,6 +87,7 @@ FORMATS: Mapping[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "modelopt": (MODELOPT, lambda: fp8_linear(Q, 16, 32, static=True)[0]),
     "packed": (packed(group_size=16), lambda: packed_linear(Q, 16, 64, 16)[0]),
     "float": (float_quantized(), block_weight),
+    "nvfp4": (nvfp4_with_inputs(), lambda: nvfp4_linear(Q, 16, 64)[0]),
     "mxfp4": (
         {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.layers.*.mlp"]},
         lambda: {

@@ -19,6 +19,7 @@ from tests.support.quantized import (
     fp8_block_linear,
     gptq_linear,
     mxfp4_linear,
+    nvfp4_linear,
     packed_linear,
 )
 from tests.support.rounded_inputs import rounded_logits
@@ -86,6 +87,7 @@ def compressed(name: str, weights: dict[str, Any], activations: Any = None) -> d
     }
 
 
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 CASES: dict[str, tuple[dict[str, Any], Linear]] = {
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
@@ -159,6 +161,14 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
             {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
         ),
         mxfp4_linear,
+    ),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", NVFP4, {**NVFP4, "dynamic": "local"}),
+        lambda p, n, k, s: nvfp4_linear(p, n, k, seed=s),
+    ),
+    "nvfp4_modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        lambda p, n, k, s: nvfp4_linear(p, n, k, seed=s, modelopt=True),
     ),
     "int8_dynamic": (
         compressed(
@@ -258,7 +268,8 @@ def test_engine_computes_with_the_weights(name: str, tmp_path: Path) -> None:
     expected = expected_logits(name, plain, ids.tolist())
     error = float(np.square(found - expected).sum() / np.square(expected).sum())
     assert error < most_error(name), f"{error:.2e} of the logits' power"
-    assert result.manifest.scheme.source in ("awq", "gptq", "fp8", "compressed-tensors")
+    sources = ("awq", "gptq", "fp8", "compressed-tensors", "modelopt")
+    assert result.manifest.scheme.source in sources
     assert not any("anew for every token" in note for note in result.report.notes)
 
 
@@ -282,7 +293,7 @@ def test_graph_rounds_activations_as_the_checkpoint_says(name: str, tmp_path: Pa
 def test_targets_of_static_scales_leave_activations_in_bf16(name: str, tmp_path: Path) -> None:
     quantized, _ = quantized_pair(name, tmp_path)
     request = BuildRequest(str(quantized), tmp_path / "engine", max_seq_len=64)
-    source = open_source(request).for_target(rounds_rows=False)
+    source = open_source(request).for_target(rounds_rows=False, multiplies_fp4=False)
     assert source.quantization is not None
     assert not any(linear.dynamic for linear in source.quantization.linears.values())
     assert source.scheme.name == ("int8_weights" if name == "int8_dynamic" else "fp8_weights")

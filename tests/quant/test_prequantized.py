@@ -1,5 +1,6 @@
 """Imported formats against weights written out independently, and what each refuses by name."""
 
+import json
 from typing import Any
 
 import ml_dtypes
@@ -19,9 +20,11 @@ from tests.support.quantized import (
     gptq_linear,
     headers,
     mxfp4_linear,
+    nvfp4_linear,
     packed_linear,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.formats.nvfp4 import without_fp4
 from trtc.quant.prequantized import read_quantization
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -145,6 +148,52 @@ def test_mxfp4_scales_that_are_none(prefix: str) -> None:
         kept = {key: one for key, one in tensors.items() if key != name}
         with pytest.raises(CheckpointError, match=name):
             read(MXFP4, {**kept, **wrong})
+
+
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+NVFP4_PACKED = packed(**NVFP4) | {"format": "nvfp4-pack-quantized"}
+NVFP4_MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+def nvfp4_with_inputs() -> dict[str, Any]:
+    declared: dict[str, Any] = json.loads(json.dumps(NVFP4_PACKED))
+    declared["config_groups"]["group_0"]["input_activations"] = {**NVFP4, "dynamic": "local"}
+    return declared
+
+
+@pytest.mark.parametrize("modelopt", [False, True])
+def test_nvfp4_as_int8_where_there_is_no_fp4_arithmetic(modelopt: bool) -> None:
+    tensors, exact = nvfp4_linear(Q, 24, 64, modelopt=modelopt)
+    found = read(NVFP4_MODELOPT if modelopt else nvfp4_with_inputs(), tensors)
+    assert (found.scheme.name, found.scheme.group_size) == ("nvfp4", 16)
+    kept = canonical(found.linears[Q], tensors)
+    scale = kept["weight_scale"].astype(float) * float(kept["weight_scale_2"])
+    np.testing.assert_allclose(kept["weight"].astype(float) * scale.repeat(16, 1), exact, rtol=1e-6)
+    assert float(kept["input_scale"]) == pytest.approx(0.01)
+    narrow = without_fp4(found)
+    np.testing.assert_allclose(dequantized(narrow, Q, tensors), exact, rtol=1e-6)
+    assert (narrow.scheme.name, narrow.scheme.group_size) == ("int8_weights", 16)
+    assert set(narrow.linears[Q].tensors) == {"weight", "weight_scale"}
+    assert "no FP4 arithmetic" in narrow.notes[0]
+
+
+def test_nvfp4_without_activations_is_int8_everywhere() -> None:
+    tensors, exact = nvfp4_linear(Q, 24, 64)
+    found = check(NVFP4_PACKED, tensors, Q, exact)
+    assert found.scheme.name == "int8_weights" and without_fp4(found) is found
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_nvfp4_global_scales_that_are_none(value: float) -> None:
+    tensors, _ = nvfp4_linear(Q, 24, 64)
+    name = f"{Q}.weight_global_scale"
+    tensors[name][0] = value
+    with pytest.raises(CheckpointError, match=rf"{name}: is .*not a positive number"):
+        canonical(read(NVFP4_PACKED, tensors).linears[Q], tensors)
+    for missing in (name, f"{Q}.weight_scale", f"{Q}.input_global_scale"):
+        kept = {key: one for key, one in tensors.items() if key != missing}
+        with pytest.raises(CheckpointError, match=missing):
+            read(nvfp4_with_inputs(), kept)
 
 
 def test_gptq_whose_index_contradicts_desc_act() -> None:
@@ -472,7 +521,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
         "kv_cache_quant_algo: is 'NVFP4'",
     ),
-    ({**packed(group_size=16), "format": "nvfp4-pack-quantized"}, "format"),
+    ({**packed(group_size=16), "format": "mxfp6-pack-quantized"}, "format"),
     ({**packed(group_size=16), "config_groups": {}}, "config_groups"),
     ({**packed(group_size=16), "transform_config": {"R1": {}}}, "transform_config"),
     ({**packed(group_size=16), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),

@@ -196,6 +196,30 @@ def mxfp4_linear(
     return tensors, values * 2.0 ** (exponents - 127).repeat(32, axis=1)
 
 
+def nvfp4_linear(
+    prefix: str, rows: int, columns: int, seed: int = 0, *, modelopt: bool = False
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """An NVFP4 linear of compressed-tensors or nvidia-modelopt, and the weight that it stands for,
+    of which rows have a size of 1.5."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (rows, columns))
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+    scale = rng.uniform(20, 448, (rows, columns // 16)).astype(ml_dtypes.float8_e4m3fn)
+    weight = values * scale.astype(np.float64).repeat(16, axis=1)
+    reciprocal = np.float32(np.std(weight) * np.sqrt(columns) / 1.5)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    tensors: Tensors = {f"{prefix}.weight_scale": scale}
+    if modelopt:
+        tensors[f"{prefix}.weight"] = packed
+        tensors[f"{prefix}.weight_scale_2"] = np.asarray(np.float32(1) / reciprocal)
+        tensors[f"{prefix}.input_scale"] = np.asarray(np.float32(0.01))
+    else:
+        tensors[f"{prefix}.weight_packed"] = packed
+        tensors[f"{prefix}.weight_global_scale"] = np.asarray([reciprocal])
+        tensors[f"{prefix}.input_global_scale"] = np.asarray([100.0], np.float32)
+    return tensors, weight / float(reciprocal)
+
+
 def fp8_linear(
     prefix: str, rows: int, columns: int, *, static: bool, seed: int = 0
 ) -> tuple[Tensors, NDArray[np.float64]]:

@@ -92,6 +92,10 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def multiplies_fp4(self) -> bool:
+        return True
+
+    @property
     def scales_kv(self) -> bool:
         return False
 

@@ -106,6 +106,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def multiplies_fp4(self) -> bool:
+        return True
+
+    @property
     def scales_kv(self) -> bool:
         return False
 
