@@ -2,6 +2,7 @@
 
     python -m examples.bench.cpu_peers                  the shape of Llama-3.2-1B
     python -m examples.bench.cpu_peers --quick          a small shape, 4-bit engines, few runs
+    python -m examples.bench.cpu_peers --shape lfm2-1.2b --only decode-1 decode-4 decode-16
 
 Installs the peers with pip in an environment under --workdir, writes one checkpoint with random
 weights, converts it with every runtime's own tools, and then runs the workloads in turns: each
@@ -11,6 +12,8 @@ the same width and what is wanted of it, and writes report.json, report.md and r
 A peer that cannot be installed is named with the reason. What is installed, converted and built is
 kept for the next run, trtc's engines too until `--rebuild`. `--keep` adds to the runs of the last
 one, so that a long comparison can be made in pieces: `--only decode-16 --repeats 1 --keep`.
+
+Shapes that are no Llamas run in 4 bits, and trtc's engines of them have dummy weights.
 """
 
 import argparse
@@ -24,12 +27,19 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench.peers import llama_cpp, machine, openvino_genai, trtc_engine
-from examples.bench.peers.checkpoint import LLAMA_1B, SMALL, write_calibration, write_checkpoint
+from examples.bench.peers.checkpoint import (
+    LLAMA_1B,
+    SMALL,
+    Shape,
+    write_calibration,
+    write_checkpoint,
+)
 from examples.bench.peers.contestants import Contestant, Figures, Setting
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.llama_cpp import LlamaCppBuild
 from examples.bench.peers.plot import ratio_plot
+from examples.bench.peers.published import LFM2_1_2B, MOE_16, QWEN3_5_2B
 from examples.bench.peers.report import Report
 from examples.bench.peers.results import MACHINE, Sample, append, load, rows
 from examples.bench.peers.work import Work
@@ -58,6 +68,13 @@ WORKLOADS: Mapping[str, Measure] = {
 ALL_WIDTHS = ("decode-1", "decode-4", "decode-16", "start")
 """Workloads of the 8-bit and 16-bit engines; those of 4 bits run all."""
 DTYPES = ("int4_awq", "int8_sq", "fp8", "bf16")
+"""Of Llamas."""
+DUMMY_DTYPES = ("int4",)
+"""Of other shapes."""
+LLAMAS: Sequence[Shape] = (LLAMA_1B, SMALL)
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape for shape in (*LLAMAS, LFM2_1_2B, QWEN3_5_2B, MOE_16)
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,7 @@ class Plan:
     """What is asked for on the command line, complete."""
 
     workdir: Path
-    quick: bool
+    shape: Shape
     only: Sequence[str]
     dtypes: Sequence[str]
     runtimes: Sequence[str]
@@ -77,17 +94,16 @@ class Plan:
     @property
     def directory(self) -> Path:
         """Of this shape's checkpoint, engines and results."""
-        return self.workdir / (SMALL if self.quick else LLAMA_1B).name
+        return self.workdir / self.shape.name
 
     @property
     def widths(self) -> set[int]:
         return {trtc_engine.BITS[dtype] for dtype in self.dtypes}
 
     def setting(self) -> Setting:
-        shape = SMALL if self.quick else LLAMA_1B
         return Setting(
-            shape,
-            Work(shape.vocab),
+            self.shape,
+            Work(self.shape.vocab),
             self.threads,
             self.directory / "checkpoint",
             self.directory,
@@ -101,11 +117,11 @@ RUNTIMES = ("trtc", "llama.cpp", "openvino")
 def prepare(plan: Plan) -> tuple[list[Contestant], dict[str, str], dict[str, Any]]:
     """Contestants, why others are absent, and the versions of those that are there."""
     setting = plan.setting()
-    calibration = plan.directory / "calibration.jsonl"
+    calibration = plan.directory / "calibration.jsonl" if plan.shape in LLAMAS else None
     if not setting.checkpoint.exists():
         print(f"writing {setting.checkpoint}", flush=True)
         write_checkpoint(setting.checkpoint, setting.shape)
-    if not calibration.exists():
+    if calibration is not None and not calibration.exists():
         write_calibration(calibration, setting.shape)
     environment = PeerEnvironment(plan.workdir / "environment", setting.logs / "pip.log")
     build = LlamaCppBuild(plan.workdir / "llama.cpp", setting.logs / "llama_cpp.log")
@@ -227,10 +243,14 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workdir", type=Path, default=Path("build/cpu-peers"))
+    parser.add_argument("--shape", choices=SHAPES, help=f"default {LLAMA_1B.name}")
     parser.add_argument("--quick", action="store_true", help="a small shape, 4 bits, one run each")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=tuple(WORKLOADS))
     parser.add_argument(
-        "--dtypes", nargs="+", choices=DTYPES, help="of trtc; peers follow by width"
+        "--dtypes",
+        nargs="+",
+        choices=(*DUMMY_DTYPES, *DTYPES),
+        help="of trtc; peers follow by width",
     )
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
     parser.add_argument("--repeats", type=int, help="default 3, with --quick 1")
@@ -242,11 +262,13 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     for name, value in (("--repeats", repeats), ("--threads", options.threads)):
         if value < 1:
             parser.error(f"{name} is {value}; give 1 or more")
+    shape = SHAPES[options.shape or (SMALL if options.quick else LLAMA_1B).name]
+    dtypes = DTYPES if shape in LLAMAS else DUMMY_DTYPES
     return Plan(
         options.workdir.resolve(),
-        options.quick,
+        shape,
         options.only,
-        options.dtypes or (DTYPES[:1] if options.quick else DTYPES),
+        options.dtypes or (dtypes[:1] if options.quick else dtypes),
         options.runtimes,
         repeats,
         options.threads,

@@ -20,6 +20,7 @@ from examples.bench.peers import machine, openvino_genai, trtc_engine
 from examples.bench.peers.checkpoint import (
     LLAMA_1B,
     ModelShape,
+    Shape,
     write_calibration,
     write_checkpoint,
 )
@@ -29,6 +30,7 @@ from examples.bench.peers.jobs import RawTrace, chat_seconds
 from examples.bench.peers.llama_server import LlamaServer
 from examples.bench.peers.plot import ratio_plot, times_better
 from examples.bench.peers.processes import free_port, run, run_step, seconds_to_first_line, serving
+from examples.bench.peers.published import LFM2_1_2B, MOE_16, QWEN3_5_2B, PublishedShape
 from examples.bench.peers.report import Report
 from examples.bench.peers.results import MACHINE, Sample, append, load, medians, rows
 from examples.bench.peers.work import Work
@@ -257,13 +259,33 @@ def test_the_large_shape_is_llama_3_2_1b() -> None:
     assert LLAMA_1B.prefill_ops_per_token == 2 * linears
 
 
+def smaller(shape: PublishedShape, **fields: Any) -> PublishedShape:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096}
+    return PublishedShape(shape.name, {**shape.settings, **sizes, **heads, **fields})
+
+
+SMALLER = [
+    smaller(LFM2_1_2B, layer_types=["conv", "full_attention", "conv", "conv"]),
+    smaller(QWEN3_5_2B, linear_num_key_heads=2, linear_num_value_heads=4),
+    smaller(MOE_16, moe_intermediate_size=64),
+]
+
+
+def test_of_experts_those_that_a_token_chooses_count() -> None:
+    shape = SMALLER[2]
+    attention, router = 128 * 128 * 2 + 128 * 64 * 2, 128 * 16
+    assert shape.prefill_ops_per_token == 2 * 4 * (attention + router + 4 * 3 * 128 * 64)
+
+
+@pytest.mark.parametrize("shape", [TINY, *SMALLER], ids=lambda shape: shape.name)
 def test_transformers_reads_the_checkpoint_and_its_activations_keep_their_size(
-    tmp_path: Path,
+    tmp_path: Path, shape: Shape
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    write_checkpoint(tmp_path / "checkpoint", TINY)
+    write_checkpoint(tmp_path / "checkpoint", shape)
     model, said = AutoModelForCausalLM.from_pretrained(
         tmp_path / "checkpoint", dtype=torch.float32, output_loading_info=True
     )

@@ -1,12 +1,13 @@
 """The checkpoint that every contestant is converted from: a shape, random weights, a tokenizer."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
 TOKENIZER_MODEL = Path(__file__).parents[2] / "models" / "pyllama"
 """Its byte-level BPE; ids beyond it are tokens without a text."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+class Shape(Protocol):
+    """A model without its weights."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def prefill_ops_per_token(self) -> int:
+        """Multiplications and additions of the layers' linears."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, size) of each."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +95,17 @@ class ModelShape:
             "pad_token_id": 3,
         }
 
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, size) of each, layer after layer, but an lm_head."""
+        yield "model.embed_tokens.weight", (self.vocab, self.hidden)
+        yield "model.norm.weight", (self.hidden,)
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}."
+            yield prefix + "input_layernorm.weight", (self.hidden,)
+            yield prefix + "post_attention_layernorm.weight", (self.hidden,)
+            for name, size in self.linears.items():
+                yield f"{prefix}{name}.weight", size
+
 
 LLAMA_1B = ModelShape("llama-1b", 2048, 8192, 16, 32, 8, 128256)
 SMALL = ModelShape("small", 768, 2048, 6, 12, 4, 16384)
@@ -88,7 +121,7 @@ def random_weight(name: str, size: Sequence[int], generator: "torch.Generator") 
     where: Any = {"dtype": torch.bfloat16, "device": generator.device}
     if len(size) == 1:
         return torch.ones(size, **where)
-    deviation = 0.02 if "embed" in name else size[1] ** -0.5
+    deviation = 0.02 if "embed" in name else math.prod(size[1:]) ** -0.5
     return torch.randn(size, generator=generator, **where) * deviation
 
 
@@ -102,13 +135,13 @@ def unfinished(directory: Path) -> Iterator[Path]:
     beside.rename(directory)
 
 
-def write_checkpoint(directory: Path, shape: ModelShape) -> None:
+def write_checkpoint(directory: Path, shape: Shape) -> None:
     """Write bf16 weights, config and tokenizer, all of it or nothing."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)
-    tensors = {name: random_weight(name, size, generator) for name, size in tensor_sizes(shape)}
+    tensors = {name: random_weight(name, size, generator) for name, size in shape.tensors()}
     with unfinished(directory) as place:
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         (place / "config.json").write_text(json.dumps(shape.config(), indent=1))
@@ -116,21 +149,9 @@ def write_checkpoint(directory: Path, shape: ModelShape) -> None:
             shutil.copy(TOKENIZER_MODEL / name, place)
 
 
-def write_calibration(path: Path, shape: ModelShape, windows: int = 8, length: int = 512) -> None:
+def write_calibration(path: Path, shape: Shape, windows: int = 8, length: int = 512) -> None:
     """Random tokens, the least that a calibration takes: random weights have no text of theirs."""
     import numpy as np
 
     ids = np.random.default_rng(1).integers(4, shape.vocab, (windows, length))
     path.write_text("".join(json.dumps({"token_ids": row.tolist()}) + "\n" for row in ids))
-
-
-def tensor_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of all tensors by name, layer after layer, but an lm_head."""
-    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
-    yield "model.norm.weight", (shape.hidden,)
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (shape.hidden,)
-        yield prefix + "post_attention_layernorm.weight", (shape.hidden,)
-        for name, size in shape.linears.items():
-            yield f"{prefix}{name}.weight", size

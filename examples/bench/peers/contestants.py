@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from examples.bench.peers.checkpoint import ModelShape
+from examples.bench.peers.checkpoint import Shape
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import RawTrace
 from examples.bench.peers.work import Work
@@ -19,7 +19,7 @@ Figures = Mapping[str, float]
 class Setting:
     """What all contestants share."""
 
-    shape: ModelShape
+    shape: Shape
     work: Work
     threads: int
     checkpoint: Path

@@ -1,6 +1,8 @@
-"""Build one engine: `... trtc_build CHECKPOINT OUTPUT DTYPE MAX_BATCH_SIZE [CALIBRATION]`.
+"""Build one engine: `... trtc_build CHECKPOINT OUTPUT DTYPE MAX_BATCH_SIZE [CALIBRATION | --dummy]`
 
-As `trtc build` does, but without a probe: random weights have no accuracy worth measuring.
+As `trtc build` does, but without a probe: random weights have no accuracy worth measuring. With
+--dummy not even the checkpoint's are read: calibration would take long, and no kernel's time
+depends on a weight.
 """
 
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
+
+_DUMMY = "--dummy"
 
 
 def main() -> None:
@@ -18,7 +22,8 @@ def main() -> None:
         dtype=dtype,
         target="cpu",
         force=True,
-        calib=Path(calibration[0]) if calibration else None,
+        calib=Path(calibration[0]) if calibration and calibration != [_DUMMY] else None,
+        dummy_weights=calibration == [_DUMMY],
         max_batch_size=int(max_batch_size),
     )
     result = build(request, progress=lambda message: print(message, flush=True))

@@ -24,7 +24,7 @@ from trtc.protos.plan import Plan, read_plan
 from trtc.runtime.bench.load import ServerTarget
 from trtc.runtime.client import AsyncClient, Client
 
-BITS = {"int4_awq": 4, "int8_sq": 8, "fp8": 8, "bf16": 16}
+BITS = {"int4": 4, "int4_awq": 4, "int8_sq": 8, "fp8": 8, "bf16": 16}
 _CALIBRATED = ("int4_awq", "int8_sq", "fp8")
 _GATHERED = "embedding.weight"
 """The table that embeddings are looked up in, where the lm_head has a copy of its own in the layout
@@ -107,10 +107,13 @@ class TrtcEngine:
 
 
 def prepare(
-    setting: Setting, calibration: Path, dtypes: list[str], rebuild: bool
+    setting: Setting, calibration: Path | None, dtypes: list[str], rebuild: bool
 ) -> list[TrtcEngine]:
     """Build what has not been built yet, or by a trtc that wrote other engines, or everything, each
     in a process of its own.
+
+    Args:
+        calibration: None: the engines' weights are dummies.
 
     Raises:
         Unavailable: a build failed.
@@ -120,7 +123,10 @@ def prepare(
         if rebuild or not _is_readable(one.engine):
             command: Command = [sys.executable, "-m", "examples.bench.peers.trtc_build"]
             command += [setting.checkpoint, one.engine, one.dtype, str(setting.work.streams)]
-            command += [calibration] if one.dtype in _CALIBRATED else []
+            if calibration is None:
+                command.append("--dummy")
+            elif one.dtype in _CALIBRATED:
+                command.append(calibration)
             run_step(command, setting.logs / "trtc.log", python_env())
     return engines
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from examples.bench.peers.checkpoint import ModelShape, tensor_sizes
+from examples.bench.peers.checkpoint import ModelShape
 from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.builder.fills import dummy_fill
 from trtc.protos.dtypes import DTypeName
@@ -66,7 +66,7 @@ def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         vocab=config["vocab_size"],
         head_dim=config["hidden_size"] // config["num_attention_heads"],
     )
-    yield from tensor_sizes(shape)
+    yield from shape.tensors()
     yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
