@@ -2,7 +2,7 @@
 
 The first of two is in the low half of a byte; n stands for (n - 8) * scale. The scale of a head is
 its number of largest magnitude / -8, so that this one is exact, whatever its sign. Keys are turned
-by `hadamard` before, which spreads channels that are much larger than others over all of them.
+by a Hadamard matrix before (plugins/hadamard.py).
 """
 
 import numpy as np
@@ -16,21 +16,6 @@ Floats = NDArray[np.float32]
 def hadamard_block(head_dim: int) -> int:
     """Channels that a Hadamard matrix turns together: the largest power of two in head_dim."""
     return head_dim & -head_dim
-
-
-def hadamard(heads: Floats) -> Floats:
-    """[..., head_dim] times the matrix of +-1, in blocks; twice is hadamard_block times `heads`.
-
-    A sum of four is (a + c) + (b + d), in f32: kernels add in the same order.
-    """
-    shape, block = heads.shape, hadamard_block(heads.shape[-1])
-    half = block // 2
-    while half:
-        pairs = heads.reshape(-1, 2, half)
-        one, other = pairs[:, 0], pairs[:, 1]
-        heads = np.stack([one + other, one - other], axis=1).reshape(shape)
-        half //= 2
-    return heads
 
 
 def signed_scales(rows: Floats) -> Floats:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.four_bits import hadamard, hadamard_block, packed, signed_scales, unpacked
+from trtc.plugins.four_bits import hadamard_block, packed, signed_scales, unpacked
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.op import Parameter
 from trtc.plugins.rounding import cast, quantize_rows
 
@@ -95,8 +96,8 @@ class PagedHeads:
         rounded to their own type."""
         if not self._is_packed:
             return heads.astype(np.float32)
-        block = np.float32(hadamard_block(self._head_dim))
-        turned = hadamard(heads.astype(np.float32)) / block
+        block = hadamard_block(self._head_dim)
+        turned = hadamard_product(heads, block) / np.float32(block)
         return cast(turned, str(heads.dtype)).astype(np.float32)
 
     def write(self, plane: int, slots: NDArray[Any], heads: NDArray[np.float32]) -> None:
@@ -109,7 +110,8 @@ class PagedHeads:
             finite = np.isfinite(rows).all(axis=1)
             rows = np.nan_to_num(rows, posinf=0, neginf=0)
             if self._is_packed:
-                rows = hadamard(rows) if plane == 0 else rows
+                block = hadamard_block(self._head_dim)
+                rows = hadamard_product(rows, block) if plane == 0 else rows
                 scales = signed_scales(rows)
                 stored = packed(rows / scales[:, None])
             else:

@@ -324,8 +324,8 @@ class TileRunner {
   static void load_turned(const typename C::q_t* q, std::uint32_t* to) {
     alignas(64) float turned[C::head_dim];
     for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(turned + i, load(q + i, n), n); });
-    hadamard<C::head_dim>(turned);
-    constexpr float block = C::head_dim & -C::head_dim;
+    hadamard<C::head_dim, kHadamardBlock<C::head_dim>>(turned);
+    constexpr float block = kHadamardBlock<C::head_dim>;
     typename C::q_t rounded[C::head_dim];
     for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(rounded + i, load(turned + i, n) / block, n); });
     if constexpr (S::dots) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "hadamard.hpp"
 #include "quantizer.hpp"
 
 namespace trtc {
@@ -71,23 +72,12 @@ inline Words packed_codes(Floats even, Floats odd) {
   return code(even) | code(odd) << 4;
 }
 
-// Multiplies x by a matrix of +-1 in blocks as plugins/four_bits.py's `hadamard` does, to the same bits.
-template <std::int64_t kCount>
-void hadamard(float* x) {
-  constexpr std::int64_t block = kCount & -kCount;
-  for (std::int64_t half = block / 2; half > 0; half /= 2) {
-    for (std::int64_t first = 0; first < kCount; first += 2 * half) {
-      for (std::int64_t i = first; i < first + half; ++i) {
-        const float one = x[i], other = x[i + half];
-        x[i] = one + other;
-        x[i + half] = one - other;
-      }
-    }
-  }
-}
+// Channels that a Hadamard matrix turns together: plugins/four_bits.py's `hadamard_block`.
+template <std::int64_t kHeadDim>
+inline constexpr std::int64_t kHadamardBlock = kHeadDim & -kHeadDim;
 
 // values to codes of 4 bits by the one of largest magnitude, which becomes -8; returns the worth of one unit,
-// NaN if one is not finite. Keys are multiplied by `hadamard` first.
+// NaN if one is not finite. Keys are multiplied by a Hadamard matrix first.
 template <std::int64_t kCount, class Value>
 float pack_head(Half half, const Value* values, std::uint8_t* codes) {
   alignas(64) float x[(kCount + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes)] = {};
@@ -97,7 +87,7 @@ float pack_head(Half half, const Value* values, std::uint8_t* codes) {
     store(x + i, value, n);
     strange = strange + value * 0.f;
   });
-  if (half == Half::keys) hadamard<kCount>(x);
+  if (half == Half::keys) hadamard<kCount, kHadamardBlock<kCount>>(x);
   float highest = x[0], lowest = x[0];
   for (std::int64_t i = 1; i < kCount; ++i) {
     highest = x[i] > highest ? x[i] : highest;

@@ -103,6 +103,29 @@ def scaled_to(values, pre_scale, THROUGH: tl.constexpr):
 
 
 @triton.jit
+def hadamard(rows, BLOCK: tl.constexpr):
+    """[R, W] times Hadamard matrices of +-1, in blocks of a power of two that divides W:
+    plugins/hadamard.py's products, to the same bits.
+
+    A round adds and subtracts the halves of a block and lays the results side by side; after
+    log2(BLOCK) of them the first bit of a column is the first again.
+    """
+    HEIGHT: tl.constexpr = rows.shape[0]
+    WIDTH: tl.constexpr = rows.shape[1]
+    BLOCKS: tl.constexpr = HEIGHT * WIDTH // BLOCK
+    ROUNDS: tl.constexpr = (
+        (BLOCK > 1) + (BLOCK > 2) + (BLOCK > 4) + (BLOCK > 8) + (BLOCK > 16)
+        + (BLOCK > 32) + (BLOCK > 64) + (BLOCK > 128) + (BLOCK > 256)
+    )  # fmt: skip
+    turned = tl.reshape(rows, BLOCKS, BLOCK)
+    for _ in tl.static_range(ROUNDS):
+        halves = tl.permute(tl.reshape(turned, BLOCKS, 2, BLOCK // 2), (0, 2, 1))
+        one, other = tl.split(halves)
+        turned = tl.reshape(tl.join(one + other, one - other), BLOCKS, BLOCK)
+    return tl.reshape(turned, HEIGHT, WIDTH)
+
+
+@triton.jit
 def quantized_rows(
     values,
     row_scale,

@@ -6,6 +6,7 @@ import triton.language as tl
 from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
 from trtc.plugins.gpu.triton import (
     divided,
+    hadamard,
     is_finite,
     largest_of,
     launch_dependents,
@@ -14,7 +15,7 @@ from trtc.plugins.gpu.triton import (
     wait_for_inputs,
 )
 from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
-from trtc.plugins.packed_heads.triton import hadamard, store_packed
+from trtc.plugins.packed_heads.triton import store_packed
 from trtc.plugins.rotary.triton import rotate_heads, rotated_heads
 
 _FEW_ROWS = 256

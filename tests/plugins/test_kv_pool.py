@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trtc.plugins.four_bits import hadamard, hadamard_block, packed, unpacked
+from trtc.plugins.four_bits import hadamard_block, packed, unpacked
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.kv_pool import PagedHeads
 
 PAGES, PAGE_SIZE, HEADS, HEAD_DIM = 3, 8, 2, 16
@@ -76,7 +77,7 @@ def test_heads_are_turned_by_a_matrix_that_undoes_itself(head_dim: int) -> None:
                 matrix[i, j] = (-1) ** (i & j & (block - 1)).bit_count()
     np.testing.assert_array_equal(matrix @ matrix, block * np.eye(head_dim))
     rows = np.random.default_rng(0).integers(-99, 99, (5, 3, head_dim)).astype(np.float32)
-    np.testing.assert_array_equal(hadamard(rows), rows @ matrix)
+    np.testing.assert_array_equal(hadamard_product(rows, block), rows @ matrix)
 
 
 def four_bit_pool(head_dim: int) -> tuple[np.ndarray, PagedHeads]:
