@@ -93,6 +93,7 @@ def _is_alike(swiglu: Node, linear: Node) -> bool:
         swiglu.attrs["out_dtype"] == linear.attrs["weight_dtype"]
         and (input_of(swiglu, "out_scale") is not None) == (scales == _STATIC)
         and swiglu.attrs.get("scales", 0) == int(scales == _BY_ROW)
+        and not swiglu.attrs.get("hadamard", 0)
         and input_of(swiglu, "pre_scale") is None
     )
 

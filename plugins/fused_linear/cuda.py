@@ -110,7 +110,12 @@ def _norm_site(site: Site) -> Site:
         site,
         dtypes={"x": _TYPE, **types, "out": _TYPE},
         strides={"x": site.strides["x"], "out": site.axes["K"]},
-        attributes={"eps": site.attributes["eps"], "centered": 0, "out_dtype": _TYPE},
+        attributes={
+            "eps": site.attributes["eps"],
+            "centered": 0,
+            "hadamard": 0,
+            "out_dtype": _TYPE,
+        },
     )
 
 

@@ -86,6 +86,7 @@ def _then_rounded(gated: Variant, site: Site, rounding: Lower) -> Variant:
         attributes={
             "out_dtype": site.dtypes["out"],
             "scales": site.attributes["scales"],
+            "hadamard": 0,
             "codes": "none",
         },
     )
@@ -223,6 +224,7 @@ def _activation_site(site: Site) -> Site:
         attributes={
             "activation": site.attributes["activation"],
             "scales": site.attributes["scales"],
+            "hadamard": 0,
             "out_dtype": site.dtypes["out"],
         },
     )

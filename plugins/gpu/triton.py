@@ -126,30 +126,50 @@ def hadamard(rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _hadamard_of_row(values, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """`hadamard` of [SIZE] values, of which so many lie in shared memory at once as fit there for
+    every SM: 32 KiB."""
+    if SIZE > 8192:
+        one, other = tl.split(tl.permute(tl.reshape(values, 2, SIZE // 2), (1, 0)))
+        one = _hadamard_of_row(one, SIZE // 2, BLOCK)
+        other = _hadamard_of_row(other, SIZE // 2, BLOCK)
+        values = tl.reshape(tl.permute(tl.join(one, other), (1, 0)), SIZE)
+    else:
+        blocks = tl.reshape(values, SIZE // BLOCK, BLOCK)
+        values = tl.reshape(hadamard(blocks, BLOCK), SIZE)
+    return values
+
+
+@triton.jit
 def quantized_rows(
     values,
     row_scale,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
     THROUGH: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """plugins/rounding.py's `quantize_rows` of [BLOCK] values, which are zeros beyond COLUMNS.
+    """plugins/rounding.py's `quantize_rows` of [BLOCK] values in THROUGH, which are zeros beyond
+    COLUMNS, after a Hadamard matrix for each HADAMARD of them; 0: as they are.
 
     Stores the scales at `row_scale`, one of all values or one for each COLUMNS / SCALES.
     """
+    if HADAMARD > 0:
+        values = _hadamard_of_row(values, BLOCK, HADAMARD)
+    EXACT: tl.constexpr = tl.float32 if HADAMARD > 0 else THROUGH
     if SCALES == 1:
         scale = _scale_of(tl.max(tl.abs(values), 0), OUT)
         tl.store(row_scale, scale)
-        codes = quantized(values, None, scale, THROUGH, OUT)
+        codes = quantized(values, None, scale, EXACT, OUT)
     else:
         WIDTH: tl.constexpr = COLUMNS // SCALES
         groups = tl.reshape(values, BLOCK // WIDTH, WIDTH)
         scales = _scale_of(tl.max(tl.abs(groups), 1), OUT)
         group = tl.arange(0, BLOCK // WIDTH)
         tl.store(row_scale + group, scales, mask=group < SCALES)
-        codes = tl.reshape(quantized(groups, None, scales[:, None], THROUGH, OUT), BLOCK)
+        codes = tl.reshape(quantized(groups, None, scales[:, None], EXACT, OUT), BLOCK)
     return codes
 
 

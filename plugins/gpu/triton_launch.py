@@ -148,7 +148,7 @@ def by_rows(
     constants: Mapping[str, int | float | bool | str],
 ) -> tuple[Variant, ...]:
     """One launch of a function whose programs take a whole row each, and give it SCALES scales,
-    SCALE_STRIDE after those of the row before; else as `by_columns`.
+    SCALE_STRIDE after those of the row before, and blocks of HADAMARD; else as `by_columns`.
 
     Raises:
         UnsupportedError: as `row_scales`.
@@ -161,6 +161,7 @@ def by_rows(
             "COUNT": count_index(site.rows),
             "COLUMNS": columns,
             "SCALES": row_scales(site, columns),
+            "HADAMARD": int(site.attributes["hadamard"]),
             "SCALE_STRIDE": site.strides["row_scale"],
             "BLOCK": block,
             "VECTOR": vector(site.dtypes[vector_of]),

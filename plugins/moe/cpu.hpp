@@ -11,6 +11,7 @@
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
 #include "cpu/gemm.hpp"
+#include "cpu/hadamard.hpp"
 #include "cpu/quantizer.hpp"
 #include "moe/routing.hpp"
 
@@ -30,7 +31,8 @@ constexpr std::int64_t kChunkRows = 256;
 // Panels of an expert that a thread claims at a time.
 constexpr std::int64_t kUnitPanels = 8;
 
-// What an expert's linear multiplies with: where codes have scales of their rows, what they stand for.
+// What an expert's linear is given: where codes have scales of their rows, what they stand for, or what they
+// will be made of.
 template <class T, ActQuant kQuant>
 struct QuantizedTo {
   using type = T;
@@ -55,7 +57,7 @@ template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, cla
           class Bias>
 struct Half {
   using T = typename C::x_t;
-  using X = Quantized<T, C::act_quant>;
+  using X = std::conditional_t<(C::hadamard > 0), float, Quantized<T, C::act_quant>>;
   static constexpr Multiply kMultiply =
       C::act_quant == ActQuant::dynamic_i8 ? Multiply::dynamic_i8 : Multiply::exact;
   using P = gemm::Product<X, C::weight_dtype, kMultiply, C::group_size, kPresent<Zero>, C::layout>;
@@ -65,6 +67,7 @@ struct Half {
   static constexpr bool kScalesColumns = kPresent<Scale> && !P::kGrouped;
 
   static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
+  static_assert(!kStatic || C::hadamard == 0, "scales of rows follow a Hadamard matrix");
   static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
   static_assert(!kPresent<Scale> || std::is_same_v<Scale, float>, "E8M0 scales are widened at build");
   static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
@@ -82,6 +85,7 @@ struct Half {
 
   // The rest of the rounding of a row, which needs all of it.
   static void finish(X* row) {
+    if constexpr (C::hadamard > 0) hadamard<kDepth, C::hadamard>(row);
     if constexpr (C::act_quant == ActQuant::dynamic_f8e4m3) {
       constexpr std::int64_t width = C::group_size > 0 ? C::group_size : kDepth;
       static_assert(kDepth % width == 0, "groups are whole");

@@ -99,6 +99,9 @@ MOE = FusedOp(
             choices=("none", "f8e4m3", "i8", "dynamic_f8e4m3", "dynamic_i8"),
             cpp_enum="ActQuant",
         ),
+        # With dynamic scales: channels of those inputs that a Hadamard matrix of +-1 multiplies
+        # together before, as quantize's.
+        Attribute("hadamard", "int", 0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
     ),
     reference=reference,

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate, sigmoid
 from trtc.plugins.compact import unpack_compact_experts
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.iq4 import values_of
 from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.moe.routing import Routing, route
@@ -58,6 +59,7 @@ def reference(
     weight_dtype: str,
     layout: str,
     act_quant: str,
+    hadamard: int,
     out_dtype: str,
 ) -> tuple[Array]:
     """Return sum over a row's experts of weight * down(act(gate) * up), or of weight *
@@ -99,6 +101,7 @@ def reference(
             act_quant if static else through,
             through=through,
         )
+        rows = hadamard_product(rows, hadamard)
         if act_quant == "dynamic_f8e4m3":
             scales = rows.shape[1] // (group_size or rows.shape[1])
             rows = dequantize_rows(*quantize_rows(rows, scales, "f8e4m3"))

@@ -86,6 +86,7 @@ def route(
     WEIGHS_INPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
     LOGITS_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
@@ -95,7 +96,7 @@ def route(
     when experts multiply x as it is.
 
     PAIRS: of a program, 1 or all TOP_K of a row. SCALES: of a row of `given`, in given_scale, and
-    then a row fits into BLOCK; 0: they have none.
+    then a row fits into BLOCK; 0: they have none. HADAMARD: as `quantized_rows`.
     """
     launch_dependents(OVERLAPS)
     first_pair = tl.program_id(0) * PAIRS
@@ -173,7 +174,7 @@ def route(
                         values = quantized_rows(
                             scaled_to(values, by_channel, THROUGH),
                             given_scale + pair.to(tl.int64) * SCALES,
-                            DEPTH, SCALES, BLOCK, THROUGH, given.dtype.element_ty,
+                            DEPTH, SCALES, HADAMARD, BLOCK, THROUGH, given.dtype.element_ty,
                         )  # fmt: skip
                     else:
                         values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
@@ -260,6 +261,7 @@ def round_rows(
     TOP_K: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -273,7 +275,7 @@ def round_rows(
         inside = column < COLUMNS
         values = tl.load(active + pair * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
         codes = quantized_rows(
-            values, hidden_scale + pair * SCALES, COLUMNS, SCALES, BLOCK,
+            values, hidden_scale + pair * SCALES, COLUMNS, SCALES, HADAMARD, BLOCK,
             active.dtype.element_ty, hidden.dtype.element_ty,
         )  # fmt: skip
         tl.store(hidden + pair * COLUMNS + column, codes, mask=inside)

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/context.hpp"
+#include "cpu/hadamard.hpp"
 #include "cpu/quantizer.hpp"
 
 namespace trtc {
@@ -33,19 +34,32 @@ void quantize_row(const quantize_args& a, std::int64_t row) {
     }
     return one;
   };
+  // Calls body(column, values, n) for the columns from `first` on that share a scale. Blocks are multiplied anew
+  // for each call: that is a few additions, and there is no row to keep.
+  const auto for_group = [&](std::int64_t first, auto&& body) {
+    if constexpr (C::hadamard == 0) {
+      for_vectors(width, [&](std::int64_t i, auto n) { body(first + i, value(first + i, n), n); });
+    } else {
+      static_assert(width % C::hadamard == 0, "blocks are whole");
+      alignas(64) float block[C::hadamard];
+      for (std::int64_t begin = first; begin < first + width; begin += C::hadamard) {
+        for_vectors(C::hadamard, [&](std::int64_t i, auto n) { store(block + i, value(begin + i, n), n); });
+        hadamard<C::hadamard, C::hadamard>(block);
+        for_vectors(C::hadamard, [&](std::int64_t i, auto n) { body(begin + i, load(block + i, n), n); });
+      }
+    }
+  };
   for (std::int64_t group = 0; group < C::scales; ++group) {
     const std::int64_t first = group * width;
     Floats lanes{};
-    for_vectors(width, [&](std::int64_t i, auto n) {
-      lanes = max(lanes, as_floats(bits_of(value(first + i, n)) & 0x7fffffffu));
-    });
+    for_group(first, [&](std::int64_t, Floats x, auto) { lanes = max(lanes, as_floats(bits_of(x) & 0x7fffffffu)); });
     const float amax = largest(lanes);
     const float scale = (amax > kLeastMagnitude ? amax : kLeastMagnitude) / kLargestCode<Code>;
     if constexpr (!std::is_same_v<typename C::row_scale_t, none>) a.row_scale.row<float>(row)[group] = scale;
-    for_vectors(width, [&](std::int64_t i, auto n) {
-      Floats code = value(first + i, n) / scale;
+    for_group(first, [&](std::int64_t column, Floats x, auto n) {
+      Floats code = x / scale;
       if constexpr (dequantizes) code = rounded<Code>(code) * scale;
-      store(out + first + i, code, n);
+      store(out + column, code, n);
     });
   }
 }

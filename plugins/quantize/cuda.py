@@ -55,6 +55,7 @@ def quantize_rows(
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -73,7 +74,7 @@ def quantize_rows(
         values = tl.load(x + row * X_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
         codes = quantized_rows(
             scaled_to(values, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
-            COLUMNS, SCALES, BLOCK, THROUGH, out.dtype.element_ty,
+            COLUMNS, SCALES, HADAMARD, BLOCK, THROUGH, out.dtype.element_ty,
         )  # fmt: skip
         tl.store(out + row * OUT_STRIDE + column, codes, mask=inside)
 

@@ -20,6 +20,9 @@ QUANTIZE = FusedOp(
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
         # Of a row of out, by the largest magnitudes of x * pre_scale; 0: out_scale is the scale.
         Attribute("scales", "int", 0),
+        # With scales: channels of x * pre_scale that a Hadamard matrix of +-1 multiplies together,
+        # in f32, before codes are made of them; a power of two. 0: none.
+        Attribute("hadamard", "int", 0),
         # With scales: what out's codes are dequantised from, in floating-point outputs.
         Attribute("codes", "enum", "none", choices=("none", "f8e4m3"), cpp_enum="ActQuant"),
     ),

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.rounding import cast, dequantize_rows, quantize, quantize_rows
 
 Array = NDArray[np.generic]
@@ -15,14 +16,16 @@ def reference(
     *,
     out_dtype: str,
     scales: int,
+    hadamard: int,
     codes: str,
 ) -> tuple[Array, Array | None]:
     """Return (cast(round(x * pre_scale) / scale), scale), rounding as plugins/rounding.py says; the
-    scale is out_scale, or with `scales` those of each row, [M, scales]."""
+    scale is out_scale, or with `scales` those of each row, [M, scales]. With `hadamard` a Hadamard
+    matrix multiplies blocks of the row before that."""
     through = str(x.dtype)
     if not scales:
         return quantize(x, pre_scale, out_scale, out_dtype, through=through), None
-    values = quantize(x, pre_scale, None, through, through=through)
+    values = hadamard_product(quantize(x, pre_scale, None, through, through=through), hadamard)
     if codes == "none":
         return quantize_rows(values, scales, out_dtype)
     coded, row_scale = quantize_rows(values, scales, codes)

@@ -42,6 +42,7 @@ def rms_norm(
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
@@ -88,7 +89,7 @@ def rms_norm(
             if SCALES > 0:
                 result = quantized_rows(
                     scaled_to(normed, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
-                    COLUMNS, SCALES, BLOCK, THROUGH, out.dtype.element_ty,
+                    COLUMNS, SCALES, HADAMARD, BLOCK, THROUGH, out.dtype.element_ty,
                 )  # fmt: skip
             else:
                 result = quantized(normed, by_column, by, THROUGH, out.dtype.element_ty)
@@ -115,6 +116,7 @@ def _launch(site: Site, rows: int) -> Launch:
             "COUNT": count_index(site.rows),
             "COLUMNS": columns,
             "SCALES": row_scales(site, columns),
+            "HADAMARD": int(site.attributes["hadamard"]),
             "SCALE_STRIDE": site.strides.get("row_scale", 0),
             "X_STRIDE": site.strides["x"],
             "RESIDUAL_STRIDE": site.strides.get("residual", 0),

@@ -23,8 +23,9 @@ RMS_NORM = FusedOp(
         Attribute("eps", "float"),
         # 1: LayerNorm, which subtracts a row's mean first.
         Attribute("centered", "int", default=0),
-        # Of a row of out, as quantize's.
+        # Of a row of out, and blocks of it, as quantize's.
         Attribute("scales", "int", 0),
+        Attribute("hadamard", "int", 0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

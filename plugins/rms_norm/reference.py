@@ -4,6 +4,7 @@ normalisation (Ba et al. 2016, arXiv:1607.06450)."""
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.rounding import cast, quantize, quantize_rows
 
 Array = NDArray[np.generic]
@@ -20,6 +21,7 @@ def reference(
     eps: float,
     centered: int,
     scales: int,
+    hadamard: int,
     out_dtype: str,
 ) -> tuple[Array, Array | None, Array | None]:
     """Return (normalised and scaled, x + residual when there is a residual, the scales of each row
@@ -39,6 +41,7 @@ def reference(
     through = str(x.dtype)
     if scales:
         values = quantize(normed, pre_scale, None, through, through=through)
+        values = hadamard_product(values, hadamard)
         codes, row_scale = quantize_rows(values, scales, out_dtype)
         return codes, total_out, row_scale
     return quantize(normed, pre_scale, out_scale, out_dtype, through=through), total_out, None

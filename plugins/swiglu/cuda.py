@@ -29,6 +29,7 @@ def swiglu(
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
+    HADAMARD: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     GATE_STRIDE: tl.constexpr,
     UP_STRIDE: tl.constexpr,
@@ -64,7 +65,7 @@ def swiglu(
         if SCALES > 0:
             result = quantized_rows(
                 scaled_to(product, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
-                COLUMNS, SCALES, BLOCK, THROUGH, out.dtype.element_ty,
+                COLUMNS, SCALES, HADAMARD, BLOCK, THROUGH, out.dtype.element_ty,
             )  # fmt: skip
         else:
             result = quantized(product, by_column, by, THROUGH, out.dtype.element_ty)
@@ -93,5 +94,5 @@ def lower(site: Site) -> tuple[Variant, ...]:
         columns=columns,
         vector_of="gate",
         few_rows=_FEW_ROWS,
-        constants={"SCALES": 0, "SCALE_STRIDE": 0, **constants},
+        constants={"SCALES": 0, "SCALE_STRIDE": 0, "HADAMARD": 0, **constants},
     )

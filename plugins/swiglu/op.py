@@ -23,8 +23,9 @@ SWIGLU = FusedOp(
             choices=("silu", "gelu_tanh", "relu2", "sigmoid"),
             cpp_enum="Activation",
         ),
-        # Of a row of out, as quantize's.
+        # Of a row of out, and blocks of it, as quantize's.
         Attribute("scales", "int", 0),
+        Attribute("hadamard", "int", 0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.rounding import cast, quantize, quantize_rows
 
 Array = NDArray[np.generic]
@@ -17,6 +18,7 @@ def reference(
     *,
     activation: str,
     scales: int,
+    hadamard: int,
     out_dtype: str,
 ) -> tuple[Array, Array | None]:
     """Return (quantize(activation(gate) * up), the activation rounded to gate's type; without `up`
@@ -28,5 +30,6 @@ def reference(
         product = product * up.astype(np.float32)
     if scales:
         values = quantize(product, pre_scale, None, through, through=through)
+        values = hadamard_product(values, hadamard)
         return quantize_rows(values, scales, out_dtype)
     return quantize(product, pre_scale, out_scale, out_dtype, through=through), None

@@ -56,6 +56,8 @@ def rope_site(sm: int, pool: str) -> Site:
 
 NORM = {"x": "bf16", "residual": "bf16", "weight": "f32", "total": "bf16"}
 QUANTISED = {"out_scale": "f32", "out": "f8e4m3"}
+TURNED = {"out": "i8", "row_scale": "f32"}
+BLOCKS = {"hadamard": 64}
 CASES: dict[str, tuple[Lower, Any]] = {
     "embedding": (
         embedding.lower,
@@ -98,13 +100,22 @@ CASES: dict[str, tuple[Lower, Any]] = {
     ),
     "rms_norm-e4m3": (
         rms_norm.lower,
-        lambda sm: site(sm, NORM | QUANTISED, {"K": K}, eps=1e-5, centered=0),
+        lambda sm: site(sm, NORM | QUANTISED, {"K": K}, eps=1e-5, centered=0, hadamard=0),
     ),
     "rms_norm-wide": (
         rms_norm.lower,
         lambda sm: site(
-            sm, NORM | {"out_scale": "f32", "out": "i8"}, {"K": 16384}, eps=1e-5, centered=0
+            sm,
+            NORM | {"out_scale": "f32", "out": "i8"},
+            {"K": 16384},
+            eps=1e-5,
+            centered=0,
+            hadamard=0,
         ),
+    ),
+    "rms_norm-hadamard": (
+        rms_norm.lower,
+        lambda sm: site(sm, NORM | TURNED, {"K": K, "scales": 1}, eps=1e-5, centered=0, **BLOCKS),
     ),
     "rope_kv_write": (rope_kv_write.lower, lambda sm: rope_site(sm, "bf16")),
     "rope_kv_write-int4": (rope_kv_write.lower, lambda sm: rope_site(sm, "u8")),
@@ -122,6 +133,16 @@ CASES: dict[str, tuple[Lower, Any]] = {
         swiglu.lower,
         lambda sm: site(
             sm, {"gate": "bf16", "up": "bf16"} | QUANTISED, {"I": INTERMEDIATE}, activation="silu"
+        ),
+    ),
+    "swiglu-hadamard": (
+        swiglu.lower,
+        lambda sm: site(
+            sm,
+            {"gate": "bf16", "up": "bf16"} | TURNED,
+            {"I": INTERMEDIATE, "scales": 1},
+            activation="silu",
+            **BLOCKS,
         ),
     ),
     "quantize-e4m3": (

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.elementwise import (
     ROWS,
+    by_row,
     epilogue,
     grid,
     int8_tables,
@@ -16,6 +17,7 @@ from tests.support.elementwise import (
     rms_norm,
     sliced,
     swiglu,
+    turned,
 )
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import RowAxis, run_lowered
@@ -53,6 +55,11 @@ def test_a_row_may_take_several_programs() -> None:
         for make in (rms_norm, swiglu):
             call = make(rng, "bf16", out_dtype, 4424)
             assert_close(call, run_lowered(call))
+
+
+def test_a_wide_row_is_rotated_in_parts() -> None:
+    call = turned(by_row(np.random.default_rng(0), "bf16", "i8", 8256), 64)
+    assert_close(call, run_lowered(call))
 
 
 @pytest.mark.parametrize("residual", ["f32", "bf16", None])

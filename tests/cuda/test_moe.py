@@ -38,6 +38,7 @@ CUDA_CASES = [
     Case("bf16", "i4", 256, 128, 128, layout="tiles", pre_scale=True),
     Case("f32", "i8", 33, 24, layout="row_major", top_k=3),
     Case("bf16", "i8", 33, 24, quant="dynamic_i8", layout="row_major"),
+    Case("bf16", "i8", 96, 64, quant="dynamic_i8", hadamard=32, layout="row_major"),
     Case("bf16", "iq4", 256, 128, 32, layout="tiles"),
 ]
 CALLS = [moe_call(np.random.default_rng(80 + i), case) for i, case in enumerate(CUDA_CASES)]

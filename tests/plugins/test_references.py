@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from compressed_tensors.transform.utils.hadamard import deterministic_hadamard_matrix
 
 from tests.support.operands import AttentionShape, attention_call, random_array, random_sequence
 from trtc.plugins.registry import REGISTRY
@@ -17,7 +18,17 @@ def rng() -> np.random.Generator:
 def test_rms_norm(rng):
     x, residual, weight = (random_array(rng, *shape) for shape in ((3, 40), (3, 40), (40,)))
     out, total, _ = REGISTRY["rms_norm"].reference(
-        x, residual, weight, None, None, None, eps=1e-5, centered=0, scales=0, out_dtype="f32"
+        x,
+        residual,
+        weight,
+        None,
+        None,
+        None,
+        eps=1e-5,
+        centered=0,
+        scales=0,
+        hadamard=0,
+        out_dtype="f32",
     )
     expected = F.rms_norm(torch.tensor(x + residual), (40,), torch.tensor(weight), 1e-5)
     np.testing.assert_allclose(out, expected.numpy(), atol=1e-6)
@@ -29,7 +40,17 @@ def test_layer_norm(rng, has_bias):
     x, weight = random_array(rng, 3, 40) + 5, random_array(rng, 40)
     bias = random_array(rng, 40) if has_bias else None
     out, _, _ = REGISTRY["rms_norm"].reference(
-        x, None, weight, bias, None, None, eps=1e-5, centered=1, scales=0, out_dtype="f32"
+        x,
+        None,
+        weight,
+        bias,
+        None,
+        None,
+        eps=1e-5,
+        centered=1,
+        scales=0,
+        hadamard=0,
+        out_dtype="f32",
     )
     expected = F.layer_norm(
         torch.tensor(x),
@@ -45,7 +66,7 @@ def test_layer_norm(rng, has_bias):
 def test_an_activation_without_a_gate(rng, activation):
     x = random_array(rng, 3, 40, spread=4)
     out, _ = REGISTRY["swiglu"].reference(
-        x, None, None, None, activation=activation, scales=0, out_dtype="f32"
+        x, None, None, None, activation=activation, scales=0, hadamard=0, out_dtype="f32"
     )
     wide = torch.tensor(x)
     expected = {
@@ -60,7 +81,7 @@ def test_an_activation_without_a_gate(rng, activation):
 def test_swiglu(rng, activation):
     gate, up = random_array(rng, 3, 40, spread=4), random_array(rng, 3, 40)
     out, _ = REGISTRY["swiglu"].reference(
-        gate, up, None, None, activation=activation, scales=0, out_dtype="f32"
+        gate, up, None, None, activation=activation, scales=0, hadamard=0, out_dtype="f32"
     )
     x = torch.tensor(gate)
     activated = F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
@@ -195,12 +216,26 @@ def test_quantize_by_rows(rng, out_dtype, largest):
     else:
         expected = expected.round()
     codes, found = REGISTRY["quantize"].reference(
-        x.numpy(), None, None, out_dtype=out_dtype, scales=4, codes="none"
+        x.numpy(), None, None, out_dtype=out_dtype, scales=4, hadamard=0, codes="none"
     )
     assert np.array_equal(found, scales.numpy())
     assert np.array_equal(codes.astype(np.float32), expected.reshape(5, 64).numpy())
     (values, _) = REGISTRY["quantize"].reference(
-        x.numpy(), None, None, out_dtype="f32", scales=4, codes="f8e4m3"
+        x.numpy(), None, None, out_dtype="f32", scales=4, hadamard=0, codes="f8e4m3"
     )
     assert np.abs(values - x.numpy()).max() <= np.abs(x.numpy()).max() / 28
     assert (values[1, 16:] == 0).all()
+
+
+@pytest.mark.parametrize("block", [2, 16, 64])
+def test_quantize_after_hadamard_matrices(rng, block):
+    """Compressed-tensors' matrix, and numbers whose sums are exact."""
+    x = rng.integers(-99, 100, (5, 192)).astype(np.float32)
+    matrix = deterministic_hadamard_matrix(block, torch.float32).numpy()
+    rotated = (x.reshape(-1, block) @ matrix).reshape(5, 192)
+    codes, found = REGISTRY["quantize"].reference(
+        x, None, None, out_dtype="i8", scales=1, hadamard=block, codes="none"
+    )
+    scale = np.abs(rotated).max(axis=1, keepdims=True) / np.float32(127)
+    np.testing.assert_array_equal(found, scale)
+    np.testing.assert_array_equal(codes, np.rint(rotated / scale))

@@ -247,6 +247,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             activation="silu",
             weight_dtype="q",
             act_quant="dynamic_q",
+            hadamard=64,
             out_dtype="bf16",
         ),
     ),
@@ -269,6 +270,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             {"x": "bf16", "out": "q", "row_scale": "f32"},
             out_dtype="q",
             scales=2,
+            hadamard=64,
         ),
     ),
     "rms_norm": (
@@ -293,6 +295,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             {"x": "bf16", "weight": "f32", "out": "q", "row_scale": "f32"},
             eps=1e-5,
             scales=1,
+            hadamard=64,
             out_dtype="q",
         ),
     ),
@@ -349,6 +352,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dtype="q",
             activation="silu",
             scales=2,
+            hadamard=64,
         ),
     ),
 }

@@ -102,6 +102,13 @@ def by_row(
     return into_rows(call, scales)
 
 
+def turned(call: KernelCall, block: int) -> KernelCall:
+    """Such a quantize after Hadamard matrices."""
+    return KernelCall(
+        call.op, {**call.attributes, "hadamard": block}, call.inputs, call.optional_outputs
+    )
+
+
 def round_trip(rng: np.random.Generator, dtype: str, width: int, scales: int) -> KernelCall:
     """Such a quantize whose codes are dequantised, for CPU engines alone."""
     call = by_row(rng, dtype, dtype, width, scales)
@@ -251,6 +258,9 @@ def grid() -> list[KernelCall]:
                     calls.append(by_row(rng, dtype, out_dtype, width))
                 if out_dtype != dtype and width % 16 == 0:
                     calls.append(by_row(rng, dtype, out_dtype, width, width // 16))
+                if out_dtype != dtype and width % 64 == 0:
+                    calls.append(turned(by_row(rng, dtype, out_dtype, width), 64))
+                    calls.append(turned(by_row(rng, dtype, out_dtype, width, 9), 8))
                 if width == UNEVEN:
                     calls.append(layer_norm(rng, dtype, out_dtype, width))
                     calls.append(plain_activation(rng, dtype, out_dtype, width, "relu2"))

@@ -38,6 +38,7 @@ class Case:
     e8m0: bool = False
     zero: bool = False
     quant: str = "none"
+    hadamard: int = 0
     layout: str = "packed"
     top_k: int = 2
     renormalize: int = 1
@@ -58,7 +59,8 @@ class Case:
     def __str__(self) -> str:
         router = f"-{self.router}" if self.router != "softmax" else ""
         gate = "-gateless" if self.parts == 1 else ""
-        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}{router}{gate}"
+        turned = f"-hadamard{self.hadamard}" if self.hadamard else ""
+        return f"{self.x}x{self.weight}-{self.quant}{turned}-{self.layout}{router}{gate}"
 
 
 GPT_OSS: dict[str, Any] = {
@@ -88,6 +90,7 @@ CASES = [
     Case("bf16", "f8e4m3", 96, 64, 32, quant="dynamic_f8e4m3"),
     Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", pre_scale=True),
     Case("bf16", "iq4", 64, 32, 32, quant="dynamic_i8"),
+    Case("bf16", "i8", 96, 64, quant="dynamic_i8", hadamard=32),
     Case("f32", "f32", 24, 20, **GPT_OSS),
     Case("bf16", "bf16", 48, 41, layout="row_major", **GPT_OSS),
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),
@@ -165,6 +168,7 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         "weight_dtype": case.weight,
         "layout": case.layout,
         "act_quant": case.quant,
+        "hadamard": case.hadamard,
         "out_dtype": case.x,
     }
     return KernelCall(MOE, attributes, inputs)
