@@ -30,6 +30,7 @@ class ExpertWeights:
     inputs: Mapping[str, Tensor | None]
     weight_dtype: str
     act_quant: str
+    hadamard: int
     group_size: int
 
 
@@ -80,6 +81,7 @@ def expert_weights(
         },
         weight_dtype="iq4" if first.format == "iq4" else first.weight.dtype,
         act_quant=_act_quant(first),
+        hadamard=first.hadamard,
         group_size=first.group_size or 0,
     )
 
@@ -126,7 +128,9 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
             field=name,
             remedy="Use int4, w4a8_awq or fp8 for models with routed experts",
         )
-    kinds = {(one.format, one.weight.dtype, one.group_size, one.dynamic) for one in linears}
+    kinds = {
+        (one.format, one.weight.dtype, one.group_size, one.dynamic, one.hadamard) for one in linears
+    }
     if len(kinds) > 1:
         raise CheckpointError(
             "the experts of one layer are quantised in different ways",

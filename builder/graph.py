@@ -893,6 +893,7 @@ class _SourceGraph:
             weight_dtype=experts.weight_dtype,
             layout="row_major",
             act_quant=experts.act_quant,
+            hadamard=experts.hadamard,
             out_dtype=self._dtype,
         )
 
@@ -947,7 +948,7 @@ class _SourceGraph:
         if weights.column_order is not None:
             x = self._in_order(site, x, weights.column_order)
         if weights.dynamic and weights.activation is not None:
-            x = self._quantize_rows(f"{site}.input", x, weights.input_scales, weights.activation)
+            x = self._quantize_rows(f"{site}.input", x, weights, weights.activation)
         elif weights.input_scale is not None and weights.activation is not None:
             scale = self._writer.weight(f"{site}.input_scale", weights.input_scale)
             if weights.activation == "f4e2m1":
@@ -1027,9 +1028,10 @@ class _SourceGraph:
             output_dtype=onnx_type(x.dtype),
         )
 
-    def _quantize_rows(self, site: str, x: Value, scales: int, dtype: str) -> Value:
-        """Rows, or whole groups of them, by their largest magnitudes."""
-        width = x.shape[1]
+    def _quantize_rows(self, site: str, x: Value, weights: LinearWeights, dtype: str) -> Value:
+        """Rows, or whole groups of them, by their largest magnitudes; rotated before as the weights
+        were."""
+        width, scales = x.shape[1], weights.input_scales
         assert isinstance(width, int)
         codes, row_scale = self._writer.node_of_two(
             "quantize",
@@ -1042,6 +1044,7 @@ class _SourceGraph:
             domain=TRTC_DOMAIN,
             out_dtype=dtype,
             scales=scales,
+            hadamard=weights.hadamard,
         )
         return self._writer.node(
             "DequantizeLinear",

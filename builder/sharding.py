@@ -25,8 +25,8 @@ def check_sharding(
     *,
     ep: bool = False,
 ) -> None:
-    """Ranks must have as many heads, channels, words and groups of scales as each other; one alone
-    may have a last group that is shorter.
+    """Ranks must have as many heads, channels, words, groups of scales and blocks of rotations as
+    each other; one alone may have a last group that is shorter.
 
     Args:
         ep: whether ranks have whole experts, as many each.
@@ -119,12 +119,10 @@ def _cut_mlps(layer: LayerSpec, ep: bool) -> tuple[DenseMlpSpec, ...]:
 def _group_size(
     linear: LinearSpec, scheme: Scheme, linears: Mapping[str, QuantizedLinear] | None
 ) -> int:
-    """Input channels that share a weight scale in the engine; 1: none do."""
-    if linears is None:
-        weight, group = scheme.weight, scheme.group_size
-    elif linear.name in linears:
-        weight, group = linears[linear.name].weight, linears[linear.name].group_size
-    else:
+    """Input channels that share a weight scale in the engine, or are rotated together; 1: none."""
+    own = scheme if linears is None else linears.get(linear.name)
+    if own is None:
         return 1
     # W4A8 weights become E4M3 with one scale before they are cut.
-    return 1 if weight == "i4_f8" else group or 1
+    group = 0 if own.weight == "i4_f8" else own.group_size or 0
+    return max(group, own.hadamard, 1)

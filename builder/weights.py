@@ -31,6 +31,7 @@ from trtc.builder.spec import (
     RecurrentSpec,
     ShortConvSpec,
 )
+from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.iq4 import values_of
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
@@ -73,6 +74,8 @@ class LinearWeights:
     group_size: int | None = None
     dynamic: bool = False
     """Whether the input's scales follow from it."""
+    hadamard: int = 0
+    """Channels of the input that a Hadamard matrix multiplies together before; 0: none."""
 
     @property
     def activation(self) -> str | None:
@@ -196,7 +199,8 @@ def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
             remedy="Quantise again without kv_b_proj",
         )
     tensors = tuple(source_recipe(quantized.tensors[name]) for name in names)
-    return Apply(_Dequantize(names, quantized.weight == "iq4"), tensors)
+    dequantize = _Dequantize(names, quantized.weight == "iq4", quantized.hadamard)
+    return Apply(dequantize, tensors)
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ class _Dequantize:
     names: tuple[str, ...]
     """Of the tensors that it is given, as QuantizedLinear has them."""
     is_iq4: bool = False
+    hadamard: int = 0
+    """As QuantizedLinear's."""
 
     def __call__(self, *tensors: Array) -> Array:
         named = dict(zip(self.names, tensors, strict=True))
@@ -214,6 +220,7 @@ class _Dequantize:
         if "weight_zero" in named:
             weight = weight - _by_column(named["weight_zero"], weight)
         weight = weight * _by_column(named["weight_scale"], weight)
+        weight = hadamard_product(weight, self.hadamard)
         if "column_order" in named:
             weight = weight[:, np.argsort(named["column_order"])]
         if "pre_quant_scale" in named:
@@ -286,7 +293,7 @@ def quantized_linear(
     columns, nothing else.
 
     Raises:
-        UnsupportedError: the groups do not divide the input channels.
+        UnsupportedError: the groups, or blocks, do not divide the input channels.
         CheckpointError: a scale's shape does not fit, or groups have other sizes than they say.
     """
     n, k = linear.out_features, linear.in_features
@@ -296,6 +303,12 @@ def quantized_linear(
             f"groups of {group} do not divide its {k} input channels",
             field=linear.name,
             remedy="Use a scheme without groups, such as fp8 or int8_sq",
+        )
+    if quantized.hadamard and k % quantized.hadamard:
+        raise UnsupportedError(
+            f"blocks of {quantized.hadamard} do not divide its {k} input channels",
+            field=linear.name,
+            remedy="Use a scheme without Hadamard matrices, such as int8_dynamic",
         )
     tensors = {key: _canonical(key, source, linear) for key, source in quantized.tensors.items()}
     scale_shape = (n, k // group) if group else _ungrouped_shape(linear, tensors, reader)
@@ -320,6 +333,7 @@ def quantized_linear(
         column_order=_column_order(tensors, reader),
         group_size=group,
         dynamic=quantized.dynamic,
+        hadamard=quantized.hadamard,
     )
 
 

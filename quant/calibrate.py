@@ -207,7 +207,7 @@ def _planned(
     if isinstance(scheme.calibration, Nearest):
         all_alike = INT8 if scheme.weight == "i8" else FP8
         formats = {name: BF16 if name in kept else all_alike for name in shapes}
-        return _Plan(scheme.name, _nearest(kv_dtype, formats), kept)
+        return _Plan(scheme.name, _nearest(kv_dtype, formats, scheme.hadamard), kept)
     return _Plan(scheme.name, _modelopt(scheme, kv_dtype, kept), kept)
 
 
@@ -223,10 +223,10 @@ def _gptq(settings: Gptq, kv_dtype: str, formats: Mapping[str, SiteFormat]) -> C
     return GptqCalibrator(settings, kv_dtype, formats)
 
 
-def _nearest(kv_dtype: str, formats: Mapping[str, SiteFormat]) -> Calibrator:
+def _nearest(kv_dtype: str, formats: Mapping[str, SiteFormat], hadamard: int) -> Calibrator:
     from trtc.quant.nearest_calibrator import NearestCalibrator
 
-    return NearestCalibrator(kv_dtype, formats)
+    return NearestCalibrator(kv_dtype, formats, hadamard)
 
 
 def _opened(

@@ -91,7 +91,15 @@ def check_quantizable(
         UnsupportedError: names the linear and its size.
     """
     kept = kept_linears(keep, list(shapes))
-    group = scheme.group_size
+    group, block = scheme.group_size, scheme.hadamard
+    for name, (_, in_features) in shapes.items():
+        if block and name not in kept and in_features % block:
+            raise UnsupportedError(
+                f"has {in_features} input features, no multiple of {scheme.name}'s blocks of "
+                f"{block}",
+                field=name,
+                remedy=f"Leave it out with --keep '{name}=bf16', or use --dtype int8_dynamic",
+            )
     if group is None:
         return kept
     remedy = "Use --dtype int4_g32 where 32 divides it, or fp8 or int8_sq, which take any size"

@@ -15,6 +15,8 @@ or, where activations are quantised by row, of int8 (`int-quantized`)
 
     weight i8 [N, K], weight_scale bf16 [N, 1]
 
+which may be rotated, as a transform_config says then (quant/formats/transforms.py);
+
 every other tensor is as the source has it, floating-point ones in bf16.
 """
 
@@ -32,6 +34,7 @@ from trtc.plugins.iq4 import codes_of, scale_codes
 from trtc.protos.errors import UnsupportedError
 from trtc.quant.checkpoint_files import INDEX, tensor_files
 from trtc.quant.formats.compressed_tensors import IQ4_PACKED
+from trtc.quant.formats.transforms import TRANSFORMS, declared_rotation
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
 from trtc.quant.pack import pack_words
@@ -67,6 +70,8 @@ class PackedCheckpoint:
         formats: of the linears that will be given, by their names in Transformers' model.
         rounds_rows: whether their activations are quantised to the weights' types, by row; formats
             are of 8 bits then.
+        hadamard: input channels that were rotated together in the weights, and are to be in the
+            activations before they are quantised; 0: none.
 
     Raises:
         UnsupportedError: the source has no tensor of its own for a linear.
@@ -79,11 +84,13 @@ class PackedCheckpoint:
         formats: Mapping[str, SiteFormat],
         *,
         rounds_rows: bool = False,
+        hadamard: int = 0,
     ) -> None:
         self._model_dir = model_dir
         self._output_dir = output_dir
         self._formats = formats
         self._rounds_rows = rounds_rows
+        self._hadamard = hadamard
         self._source = _Stored(tensor_files(model_dir))
         self._stored_as, self._taken_apart = _stored_names(list(formats), self._source.file_of)
         self._files: list[tuple[str, ...]] = []
@@ -152,6 +159,7 @@ class PackedCheckpoint:
             "symmetric": True,
             "dynamic": False,
         }
+        rotation = declared_rotation(self._hadamard, ignored) if self._hadamard else {}
         return {
             "quant_method": "compressed-tensors",
             "format": layouts.pop() if len(layouts) == 1 else _SEVERAL,
@@ -159,6 +167,7 @@ class PackedCheckpoint:
             "config_groups": groups,
             "ignore": list(ignored),
             "kv_cache_scheme": kv if quantized_kv else None,
+            **({TRANSFORMS: rotation} if rotation else {}),
         }
 
     def _write(self, tensors: dict[str, torch.Tensor]) -> None:

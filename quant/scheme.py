@@ -66,6 +66,9 @@ class Scheme:
     dynamic: bool = False
     """Whether a row of an activation gets its scale as it comes, or one for each group, of weights
     in groups; else calibration gives one for all rows."""
+    hadamard: int = 0
+    """Input channels that a Hadamard matrix rotates together, in weights before they are rounded
+    and in activations before they get their scale; a power of two. 0: none."""
     calibration: Calibration | None = None
     """None: nothing to calibrate, or nothing that trtc can make."""
 
@@ -114,6 +117,15 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("iq4_g16", "bf16", "iq4", "bf16", GROUPS[1], calibration=Gptq(asymmetric=True)),
         Scheme("fp8_dynamic", "bf16", "f8e4m3", "f8e4m3", dynamic=True, calibration=Nearest()),
         Scheme("int8_dynamic", "bf16", "i8", "i8", dynamic=True, calibration=Nearest()),
+        Scheme(
+            "int8_hadamard",
+            "bf16",
+            "i8",
+            "i8",
+            dynamic=True,
+            hadamard=64,
+            calibration=Nearest(),
+        ),
         # In blocks of 128 by 128, as DeepSeek releases; activations in groups of 128.
         Scheme("fp8_blocks", "bf16", "f8e4m3", "f8e4m3", 128, dynamic=True),
         # Weights only. Of checkpoints that round activations anew for every token, too, where a
@@ -132,6 +144,7 @@ BUILDABLE = (
     "fp8_dynamic",
     "int8_sq",
     "int8_dynamic",
+    "int8_hadamard",
     "int4",
     "int4_g64",
     "int4_g32",
@@ -184,6 +197,10 @@ class QuantizedLinear:
     dynamic: bool = False
     """Whether each row of the activation, or each group of it where the weight has groups, is
     quantised to the weight's type by its largest magnitude."""
+    hadamard: int = 0
+    """Where it is not 0, a Hadamard matrix of +-1 multiplies so many channels of the activation
+    together before it is quantised (plugins/hadamard.py). `weight` was multiplied by the same
+    matrix, and `weight_scale` is over this number, as their product would be too large by it."""
 
     @property
     def is_scattered(self) -> bool:
@@ -219,9 +236,20 @@ _WEIGHTS_ONLY = {"f8e4m3": "fp8_weights", "i8": "int8_weights"}
 
 def without_dynamic_activations(found: CheckpointQuantization) -> CheckpointQuantization:
     """For targets that quantise activations by scales of calibration alone: those that have none
-    stay bf16, and a note says so."""
+    stay bf16, and a note says so.
+
+    Raises:
+        UnsupportedError: activations are rotated before.
+    """
     if not any(linear.dynamic for linear in found.linears.values()):
         return found
+    for name, linear in found.linears.items():
+        if linear.hadamard:
+            raise UnsupportedError(
+                "is rotated by a Hadamard matrix, and the target does not rotate activations",
+                field=name,
+                remedy="Use --target cpu or cuda",
+            )
     scheme = found.scheme
     if scheme.dynamic:
         scheme = replace(SCHEMES[_WEIGHTS_ONLY[scheme.weight]], group_size=scheme.group_size)

@@ -106,6 +106,7 @@ def dummy_checkpoint(
             {key: TensorSource((f"{linear.name}.{key}",)) for key in canonical},
             own.group_size,
             dynamic=own.dynamic,
+            hadamard=own.hadamard,
         )
     return DummyReader(tensors), CheckpointQuantization(DUMMY, scheme, linears, kv_scales={})
 

@@ -11,9 +11,9 @@ _PRODUCERS = ("rms_norm", "swiglu")
 def fuse_row_quantize(rewriter: Rewriter) -> bool:
     """Quantise in the epilogue of the producer.
 
-    Rule: quantize(p(...), pre_scale; scales) -> p(..., pre_scale; scales, out_dtype), with the
-    scales of rows as its row_scale, for p one of rms_norm and swiglu, when nothing else reads p's
-    result.
+    Rule: quantize(p(...), pre_scale; scales, hadamard) -> p(..., pre_scale; scales, hadamard,
+    out_dtype), with the scales of rows as its row_scale, for p one of rms_norm and swiglu, when
+    nothing else reads p's result.
     """
     changed = False
     for quantize in rewriter.fused_nodes("quantize"):
@@ -40,7 +40,7 @@ def _fuse(rewriter: Rewriter, node: Node, quantize: Node) -> None:
     pre_scale = input_of(quantize, "pre_scale")
     if pre_scale is not None:
         rewriter.set_input(node, "pre_scale", pre_scale)
-    node.attrs |= {name: quantize.attrs[name] for name in ("out_dtype", "scales")}
+    node.attrs |= {name: quantize.attrs[name] for name in ("out_dtype", "scales", "hadamard")}
     codes, row_scale = quantize.outputs
     rewriter.take_output(node, codes)
     rewriter.give_output(node, "row_scale", row_scale)

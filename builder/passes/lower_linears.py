@@ -37,6 +37,8 @@ class _Input:
     input_scale: Tensor | None = None
     scales: int = 0
     """Of a row, which follow from it."""
+    hadamard: int = 0
+    """Channels of a row that are multiplied by a Hadamard matrix before."""
 
 
 @dataclass(frozen=True)
@@ -149,25 +151,26 @@ def _match_input(rewriter: Rewriter, tensor: Tensor) -> _Input:
     by_rows = _match_dynamic_quantization(tensor)
     quantized = _match_static_quantization(rewriter, tensor)
     source, dtype, scale = quantized or (tensor, dtype_of(tensor), None)
-    scales = 0
+    scales = hadamard = 0
     if by_rows is not None:
-        source, dtype, scales = by_rows
+        source, dtype = by_rows.inputs[0], dtype_of(by_rows.outputs[0])
+        scales, hadamard = (int(by_rows.attrs.get(name, 0)) for name in ("scales", "hadamard"))
     multiply = producer(source, "Mul")
     if multiply is not None:
         for x, factor in (multiply.inputs, reversed(multiply.inputs)):
             if is_weight(factor) and not is_weight(x) and list(factor.shape) == [x.shape[-1]]:
-                return _Input(x, dtype, rewriter.as_type(factor, "f32"), scale, scales)
-    return _Input(source, dtype, None, scale, scales)
+                return _Input(x, dtype, rewriter.as_type(factor, "f32"), scale, scales, hadamard)
+    return _Input(source, dtype, None, scale, scales, hadamard)
 
 
-def _match_dynamic_quantization(tensor: Tensor) -> tuple[Tensor, str, int] | None:
-    """(x, element type, scales of a row) of DequantizeLinear(trtc.quantize(x; scales))."""
+def _match_dynamic_quantization(tensor: Tensor) -> Node | None:
+    """The trtc.quantize(x; scales) of DequantizeLinear(trtc.quantize(x; scales))."""
     dequantize = producer(tensor, "DequantizeLinear")
     quantize = producer(dequantize.inputs[0]) if dequantize else None
     if quantize is None or not is_fused(quantize, "quantize"):
         return None
     assert dequantize is not None and dequantize.inputs[1] is output_of(quantize, "row_scale")
-    return quantize.inputs[0], dtype_of(quantize.outputs[0]), int(quantize.attrs["scales"])
+    return quantize
 
 
 def _match_static_quantization(
@@ -266,7 +269,12 @@ def _quantized(rewriter: Rewriter, site: str, given: _Input) -> tuple[Tensor, Te
         f"{site}.quantize",
         inputs={"x": given.x, "pre_scale": given.pre_scale, "out_scale": given.input_scale},
         outputs=outputs,
-        attributes={"out_dtype": given.dtype, "scales": given.scales, "codes": "none"},
+        attributes={
+            "out_dtype": given.dtype,
+            "scales": given.scales,
+            "hadamard": given.hadamard,
+            "codes": "none",
+        },
     )
     return output, outputs.get("row_scale")
 

@@ -48,6 +48,7 @@ from trtc.quant.quiet import quiet_libraries
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.recipe_path import PathPoint
 from trtc.quant.reference_model import load_model
+from trtc.quant.rotation import rotated
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, Scheme
 from trtc.quant.site_format import EMBEDDING, TABLE_FORMATS
 from trtc.quant.site_format import TABLES as TABLES_SITES
@@ -61,7 +62,7 @@ HELDOUT_FILES = (
 """Modules of the standard library whose source is measured on."""
 TRTC_SCHEMES = (
     *("int4", "int4_gptq", "int4_g64", "iq4", "iq4_g16", "int4_g32", "int4_awq"),
-    *("int8_sq", "int8_dynamic", "fp8", "fp8_dynamic"),
+    *("int8_sq", "int8_dynamic", "int8_hadamard", "fp8", "fp8_dynamic"),
 )
 TABLES = {"lm_head": (True, False), "embeddings": (False, True), "tables": (True, True)}
 """What rows of tables round: the lm_head, the embeddings."""
@@ -218,7 +219,7 @@ def _is_of(tensor: str, linears: Mapping[str, Any]) -> bool:
 
 
 def _dequantized(found: CheckpointQuantization, prefix: str, reader: SafetensorsReader) -> Any:
-    """[N, K] f32, as it acts on the linear's input."""
+    """[N, K] f32, as it acts on the linear's input, which `_round_inputs` rotates where it was."""
     linear = found.linears[prefix]
     parts = _parts(linear, reader)
     codes = values_of(parts["weight"]) if linear.weight == "iq4" else parts["weight"]
@@ -247,7 +248,15 @@ def _round_inputs(model: Any, found: CheckpointQuantization, reader: Safetensors
             parts = _parts(linear, reader)
             scales = parts.get("pre_quant_scale", np.float32(1)), parts.get("input_scale")
             hook = _rounding(torch.int8 if linear.weight == "i8" else torch.float8_e4m3fn, *scales)
-            model.get_submodule(name).register_forward_pre_hook(hook)
+            module = model.get_submodule(name)
+            if linear.hadamard:
+                module.register_forward_pre_hook(_rotation(linear.hadamard))
+            module.register_forward_pre_hook(hook)
+
+
+def _rotation(block: int) -> Callable[..., Any]:
+    """The weights of such a linear are over the block, so its input is not over a root."""
+    return lambda module, inputs: (rotated(inputs[0], block) * block**0.5,)
 
 
 def _rounding(code: torch.dtype, pre_scale: Any, static: Any) -> Callable[..., Any]:

@@ -89,6 +89,7 @@ TWINS = (
     Variation("int8_sq", "int8_sq"),
     Variation("fp8_dynamic", "fp8_dynamic"),
     Variation("int8_dynamic", "int8_dynamic"),
+    Variation("int8_hadamard", "int8_hadamard"),
 )
 UNWEIGHTED = (
     Variation("fp8", "fp8", offline=True),
@@ -104,6 +105,7 @@ UNWEIGHTED = (
     Variation("fp8_blocks", "fp8_blocks"),
     Variation("int8_sq", "int8_sq"),
     Variation("int8_dynamic", "int8_dynamic"),
+    Variation("int8_hadamard", "int8_hadamard"),
     Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", offline=True),
     Variation("delta", "fp8", shape="qwen3.5-9b"),
     Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b"),

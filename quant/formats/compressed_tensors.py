@@ -17,10 +17,11 @@
 Groups that `actorder: group` scatters over the columns add weight_g_idx i32 [K], which says the
 group of each. The last format is trtc's own, for what its builds calibrate and read again. Static
 activations add input_scale [1]. Dynamic ones, by token, or by token and group where weights have
-blocks, are quantised so where they are of the type of the weights and these have no groups.
+blocks, are quantised so where they are of the type of the weights and these have no groups. A
+transform_config may rotate int8 ones before that (quant/formats/transforms.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -36,6 +37,7 @@ from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     Array,
     StoredTensors,
+    as_f32,
     block_scale,
     block_size,
     expect,
@@ -44,6 +46,7 @@ from trtc.quant.formats.stored import (
     positive_size,
     unsupported,
 )
+from trtc.quant.formats.transforms import TRANSFORMS, read_rotations
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
 from trtc.quant.scheme import (
     DYNAMIC_NOTE,
@@ -72,6 +75,8 @@ _ALL_LINEARS = "Linear"
 _AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.AS_INT8}
 """Notes of formats whose linears are stored as int8."""
 _MAX_GROUPS = 64
+_ROTATED = "int8_hadamard"
+"""The scheme of linears whose activations are rotated."""
 _IN_ORDER, _SCATTERED = (None, False, "weight", "static"), (True, "group", "dynamic")
 """Spellings of `actorder`: calibration leaves the groups in order, or scatters them."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
@@ -119,6 +124,7 @@ def read_compressed_tensors(
     """
     _refuse_extras(config)
     groups = _groups(config)
+    rotations = read_rotations(config)
     kv_dtype = _kv_dtype(mapping(config, "kv_cache_scheme"))
     stored = StoredTensors(tensors)
     ignored = ListedModules(config, "ignore")
@@ -127,11 +133,15 @@ def read_compressed_tensors(
     for prefix in _prefixes(stored, groups):
         ignored.check(prefix)
         group = _group_of(prefix, groups)
-        linears[prefix] = _linear(stored, prefix, group.weights, group.activations)
-        schemes[_scheme(group, linears[prefix].weight)] = None
+        linear = _linear(stored, prefix, group.weights, group.activations)
+        linears[prefix] = _rotated(prefix, linear, rotations.block_of(prefix))
+        schemes[_scheme(group, linear.weight, linears[prefix].hadamard)] = None
         note = _AS_INT8.get(group.weights.weight)
-        if note and linears[prefix].weight != group.weights.weight and note not in notes:
+        if note and linear.weight != group.weights.weight and note not in notes:
             notes.append(note)
+    for prefix in stored.prefixes("weight"):
+        if prefix not in linears and ignored.names(prefix) and rotations.block_of(prefix):
+            raise unsupported(TRANSFORMS, prefix, "rotations of quantised linears alone")
     return CheckpointQuantization(
         source="compressed-tensors",
         scheme=mixed(list(schemes) or [_scheme(one, one.weights.weight) for one in groups]),
@@ -146,8 +156,6 @@ def _refuse_extras(config: Mapping[str, Any]) -> None:
     sparsity = mapping(config, "sparsity_config")
     if sparsity.get("format", "dense") != "dense":
         raise unsupported("sparsity_config.format", sparsity["format"], "dense weights")
-    if transform := config.get("transform_config"):
-        raise unsupported("transform_config", transform, "weights that are not rotated")
 
 
 def _groups(config: Mapping[str, Any]) -> tuple[_Group, ...]:
@@ -303,8 +311,30 @@ def _by_row(declared: Mapping[str, Any], weights: _Weights) -> bool:
     return (declared.get("strategy"), declared.get("group_size")) == ("group", weights.block[1])
 
 
-def _scheme(group: _Group, weight: WeightFormat) -> Scheme:
-    """Of a linear of a group, in the format that its weight has here."""
+def _rotated(prefix: str, linear: QuantizedLinear, block: int) -> QuantizedLinear:
+    """A linear whose weight was rotated, in blocks of so many input channels."""
+    if not block:
+        return linear
+    if (linear.weight, linear.dynamic, linear.group_size) != ("i8", True, None):
+        known = "rotations of int8 weights whose activations are int8 by token"
+        raise unsupported(TRANSFORMS, prefix, known)
+    scale = linear.tensors["weight_scale"]
+    # Weights and activations are each multiplied by the matrix over the root of its size.
+    over = partial(_over_root, function=scale.function or as_f32, size=block)
+    tensors = {**linear.tensors, "weight_scale": TensorSource(scale.names, over)}
+    return replace(linear, tensors=tensors, hadamard=block)
+
+
+def _over_root(*tensors: Array, function: Callable[..., Array], size: int) -> Array:
+    return function(*tensors) * np.float32(size**-0.5)
+
+
+def _scheme(group: _Group, weight: WeightFormat, block: int = 0) -> Scheme:
+    """Of a linear of a group, in the format that its weight has here.
+
+    Args:
+        block: of its rotation.
+    """
     weights = group.weights
     how = "exact" if group.activations == "none" else group.activations
     name = {
@@ -320,7 +350,8 @@ def _scheme(group: _Group, weight: WeightFormat) -> Scheme:
         ("f4e2m1", "static"): "nvfp4",
     }[weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
-    return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
+    name = _ROTATED if block else name
+    return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False, hadamard=block)
 
 
 def _kv_dtype(declared: Mapping[str, Any]) -> Literal["f8e4m3"] | None:

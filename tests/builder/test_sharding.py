@@ -89,6 +89,8 @@ def test_what_divides_can_be_shared(scheme: str, ranks: int) -> None:
         ("fp8", {"intermediate_size": 1028}, 8, "the MLP's intermediate size, 1028,", "Use 4"),
         ("int4_awq", {"intermediate_size": 768}, 4,
          "the 6 groups of 128 channels of model.layers.0.mlp.down_proj", "Use 2"),
+        ("int8_hadamard", {"intermediate_size": 768}, 8,
+         "the 12 groups of 64 channels of model.layers.0.mlp.down_proj", "Use 4"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused_by_name(

@@ -108,12 +108,12 @@ def test_a_row_does_not_depend_on_the_others() -> None:
                 assert part.tobytes() == np.ascontiguousarray(whole[name][rows]).tobytes()
 
 
-@pytest.mark.parametrize("scales", [1, 9])
+@pytest.mark.parametrize(("scales", "block"), [(1, 0), (9, 0), (1, 64)])
 @pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
-def test_norms_and_gates_give_rows_their_scales(out_dtype: str, scales: int) -> None:
+def test_norms_and_gates_give_rows_their_scales(out_dtype: str, scales: int, block: int) -> None:
     rng = np.random.default_rng(3)
     for make in (rms_norm, swiglu):
-        call = into_rows(make(rng, "bf16", out_dtype, 576), scales)
+        call = turned(into_rows(make(rng, "bf16", out_dtype, 576), scales), block)
         few, many = (run_lowered(call, variant=at) for at in (0, -1))
         reference = call.reference()
         # One ulp of bf16 in the largest value.

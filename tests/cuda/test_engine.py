@@ -263,6 +263,15 @@ def test_an_engine_of_mxfp4_experts_is_its_graph(sm: int, kernel: str, tmp_path:
 
 BY_ROW: dict[str, tuple[str, dict[str, Any]]] = {
     "int8_dynamic": ("qwen3_moe", {"num_hidden_layers": 1}),
+    "int8_hadamard": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "fp8_blocks": (
         "llama",
         {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256},

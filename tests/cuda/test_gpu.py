@@ -13,7 +13,7 @@ from tests.support.attention_launches import assert_close as assert_attention_cl
 from tests.support.attention_launches import make_call, run_variant
 from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, Deltas
 from tests.support.device_sampling import sample_by_stages
-from tests.support.elementwise import grid, into_rows, sliced
+from tests.support.elementwise import grid, into_rows, sliced, turned
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
@@ -93,13 +93,22 @@ def large_calls(rng: np.random.Generator, rows: int) -> list[KernelCall]:
         KernelCall(REGISTRY["quantize"], {"out_dtype": "f8e4m3"}, {"x": x} | scale),
         KernelCall(REGISTRY["add"], {}, {"x": x, "y": residual}),
         *(
-            into_rows(KernelCall(REGISTRY[op], {**settings, "out_dtype": "f8e4m3"}, inputs), scales)
+            turned(
+                into_rows(
+                    KernelCall(REGISTRY[op], {**settings, "out_dtype": code}, inputs), scales
+                ),
+                block,
+            )
             for op, settings, inputs, depth in (
                 ("rms_norm", {"eps": 1e-5}, norm, HIDDEN),
                 ("swiglu", silu, gated, INTERMEDIATE),
                 ("quantize", {}, {"x": x}, HIDDEN),
             )
-            for scales in (1, depth // 128)
+            for code, scales, block in (
+                ("f8e4m3", 1, 0),
+                ("f8e4m3", depth // 128, 0),
+                ("i8", 1, 64),
+            )
         ),
     ]
 

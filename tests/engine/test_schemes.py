@@ -81,6 +81,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("qwen3_moe", "fp8", "f8e4m3", False),
         ("qwen3_moe", "fp8", "f8e4m3", True),
         ("qwen3_moe", "int8_sq", None, False),
+        ("qwen3_moe", "int8_hadamard", None, False),
         ("qwen3_moe", "int4_awq", None, False),
         ("qwen3_moe", "iq4", None, False),
         ("qwen3_moe", "w4a8_awq", None, False),

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.quant.test_prequantized import AWQ, FP8_BLOCK, GPTQ, Q, nvfp4_with_inputs, packed
+from tests.quant.test_prequantized import (
+    AWQ,
+    FP8_BLOCK,
+    GPTQ,
+    TOKEN,
+    Q,
+    int_quantized,
+    nvfp4_with_inputs,
+    packed,
+    rotated,
+)
 from tests.support.quantized import (
     awq_linear,
     canonical,
@@ -88,6 +98,10 @@ FORMATS: Mapping[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "packed": (packed(group_size=16), lambda: packed_linear(Q, 16, 64, 16)[0]),
     "float": (float_quantized(), block_weight),
     "nvfp4": (nvfp4_with_inputs(), lambda: nvfp4_linear(Q, 16, 64)[0]),
+    "rotated": (
+        int_quantized(TOKEN)[0] | rotated(),
+        lambda: int_quantized(TOKEN)[1],
+    ),
     "mxfp4": (
         {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.layers.*.mlp"]},
         lambda: {

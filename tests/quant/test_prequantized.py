@@ -389,6 +389,25 @@ def test_mxfp8_of_modelopt() -> None:
         read(declared, floats)
 
 
+TOKEN = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
+INPUT = {"location": "input", "targets": ["Linear"], "ignore": ["lm_head"]}
+WEIGHT = {**INPUT, "location": "weight_input", "inverse": True}
+
+
+def rotated(**changes: Any) -> dict[str, Any]:
+    """A transform_config as llm-compressor writes it, but for `changes` of its one group."""
+    group = {
+        "type": "hadamard",
+        "apply": [INPUT, WEIGHT],
+        "randomize": False,
+        "requires_grad": False,
+        "head_dim": 16,
+        "precision": "torch.float32",
+        **changes,
+    }
+    return {"transform_config": {"config_groups": {"hadamard": group}}}
+
+
 def int_quantized(activations: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any], Any]:
     rng = np.random.default_rng(0)
     weight = rng.integers(-128, 128, (16, 32)).astype(np.int8)
@@ -401,20 +420,56 @@ def int_quantized(activations: dict[str, Any] | None) -> tuple[dict[str, Any], d
 
 
 def test_int_quantized_with_dynamic_activations() -> None:
-    declared, tensors, exact = int_quantized(
-        {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
-    )
+    declared, tensors, exact = int_quantized(TOKEN)
     found = check(declared, tensors, Q, exact)
     assert found.scheme.name == "int8_dynamic" and found.linears[Q].dynamic
     assert not found.notes
 
 
 @pytest.mark.parametrize(
+    "modules",
+    [
+        {"targets": ["Linear"], "ignore": ["lm_head", O_PROJ]},
+        {"targets": [Q], "ignore": []},
+        {"targets": "re:.*q_proj"},
+    ],
+)
+def test_rotations_are_of_the_linears_that_they_name(modules: dict[str, Any]) -> None:
+    """What acts on the input is the stored weight times Sylvester's matrix of 16 over 4."""
+    declared, tensors, exact = int_quantized(TOKEN)
+    other = {name.replace("q_proj", "o_proj"): one for name, one in tensors.items()}
+    steps = [{**modules, "location": one["location"]} for one in (INPUT, WEIGHT)]
+    found = read(declared | rotated(apply=steps), tensors | other)
+    assert (found.linears[Q].hadamard, found.linears[O_PROJ].hadamard) == (16, 0)
+    parity = [[(i & j).bit_count() for j in range(16)] for i in range(16)]
+    matrix = (-1.0) ** np.array(parity) / 4
+    rotated_back = (exact.reshape(len(exact), -1, 16) @ matrix).reshape(exact.shape)
+    np.testing.assert_allclose(dequantized(found, Q, tensors), rotated_back, rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(dequantized(found, O_PROJ, other), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activations", [None, TOKEN | {"num_bits": 4}])
+def test_rotations_of_other_activations_are_refused_by_name(activations: Any) -> None:
+    declared, tensors, _ = int_quantized(activations)
+    with pytest.raises(UnsupportedError, match=r"transform_config: is .*int8 by token"):
+        read(declared | rotated(), tensors)
+
+
+def test_rotations_of_unquantised_linears_are_refused_by_name() -> None:
+    declared, tensors, _ = int_quantized(TOKEN)
+    head = {"lm_head.weight": np.zeros((40, 32), ml_dtypes.bfloat16)}
+    steps = [{**one, "ignore": []} for one in (INPUT, WEIGHT)]
+    with pytest.raises(
+        UnsupportedError, match=r"transform_config: is 'lm_head'.*quantised linears"
+    ):
+        read({**declared, "ignore": ["lm_head"]} | rotated(apply=steps), tensors | head)
+
+
+@pytest.mark.parametrize(
     "other", [{"symmetric": False}, {"strategy": "tensor"}, {"type": "float"}, {"num_bits": 4}]
 )
 def test_dynamic_activations_of_other_kinds_stay_unquantised(other: dict[str, Any]) -> None:
-    token = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
-    declared, tensors, exact = int_quantized(token | other)
+    declared, tensors, exact = int_quantized(TOKEN | other)
     found = check(declared, tensors, Q, exact)
     assert found.scheme.name == "int8_weights" and not found.linears[Q].dynamic
     assert "anew for every token" in found.notes[0]
@@ -523,7 +578,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({**packed(group_size=16), "format": "mxfp6-pack-quantized"}, "format"),
     ({**packed(group_size=16), "config_groups": {}}, "config_groups"),
-    ({**packed(group_size=16), "transform_config": {"R1": {}}}, "transform_config"),
+    ({**packed(group_size=16), "transform_config": {"R1": {}}}, "transform_config: is .*R1"),
+    (packed(group_size=16) | rotated(type="random-hadamard"), "type: is 'random-hadamard'"),
+    (packed(group_size=16) | rotated(randomize=True), "randomize: is True"),
+    (packed(group_size=16) | rotated(head_dim=None), "head_dim: is None"),
+    (packed(group_size=16) | rotated(head_dim=24), "head_dim: is 24"),
+    (packed(group_size=16) | rotated(precision="torch.bfloat16"), "precision: is 'torch.bfloat16'"),
+    (packed(group_size=16) | rotated(seed=1), "hadamard: is .*seed"),
+    (packed(group_size=16) | rotated(apply=[INPUT]), "apply: is .*one input and one weight_input"),
+    (packed(group_size=16) | rotated(apply=[INPUT, WEIGHT, WEIGHT]), "apply: is "),
+    (packed(group_size=16) | rotated(apply=[INPUT, {**WEIGHT, "location": "output"}]), "apply: is"),
+    (
+        packed(group_size=16) | rotated(apply=[INPUT, {**WEIGHT, "targets": [Q]}]),
+        "the same modules",
+    ),
     ({**packed(group_size=16), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
     ({**packed(group_size=16), "kv_cache_scheme": {"type": "int", "num_bits": 8}}, "kv_cache"),
     (packed(strategy="channel", actorder="group"), "actorder: is 'group'"),

@@ -53,7 +53,7 @@ def dequantized(
     quantization: CheckpointQuantization, prefix: str, tensors: Mapping[str, Array]
 ) -> NDArray[np.float64]:
     """weight_scale * (weight - weight_zero) of a linear, in float64, as the contract says it; E4M3
-    scales are in units of weight_scale_2."""
+    scales are in units of weight_scale_2. What is to multiply a rotated input is rotated back."""
     linear = quantization.linears[prefix]
     found = canonical(linear, tensors)
     codes = found["weight"]
@@ -72,6 +72,11 @@ def dequantized(
     if zero.shape[1] > 1:
         zero = zero.repeat(size, axis=1)
     exact = scale * (weight - zero)
+    if linear.hadamard:
+        matrix = np.ones((1, 1))
+        while len(matrix) < linear.hadamard:
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        exact = (exact.reshape(len(exact), -1, len(matrix)) @ matrix).reshape(exact.shape)
     if not linear.is_scattered:
         return exact
     assert found["column_order"].dtype == np.int32

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.builder.passes.tiny import (
+    GROUP,
     Tiny,
     assert_preserves,
     assert_unchanged,
@@ -21,6 +22,7 @@ from trtc.builder.passes.fuse_row_quantize import FUSE_ROW_QUANTIZE
         (Tiny("fp8_dynamic"), "f8e4m3"),
         (Tiny("int8_dynamic", pre_scales=True, equal_pre_scales=True), "i8"),
         (Tiny("fp8_blocks", gemma=True, dtype="f32"), "f8e4m3"),
+        (Tiny("int8_hadamard"), "i8"),
     ],
     ids=str,
 )
@@ -29,8 +31,10 @@ def test_norms_and_swiglu_give_rows_their_scales(kind: Tiny, out_dtype: str) -> 
     if kind.scheme != "int8_dynamic":
         assert ops(old)["trtc.quantize"] == 8
         assert {node.name.rsplit(".", 2)[1] for node in nodes(new, "quantize")} == {"o"}
+    block = GROUP if kind.scheme == "int8_hadamard" else 0
     for node in nodes(new, "swiglu"):
         assert attributes(node)["out_dtype"] == out_dtype
+        assert attributes(node).get("hadamard", 0) == block
         assert node.output[1] == next(
             given(reader)["row_scale"]
             for reader in nodes(new, "linear")

@@ -75,7 +75,7 @@ def test_two_ranks_compute_what_one_does(kind: Tiny) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZED, *NARROW], ids=str)
+@pytest.mark.parametrize("kind", [*QUANTIZED, *NARROW, Tiny("int8_hadamard", bias=True)], ids=str)
 def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
     exact_module, exact_reader = tiny(replace(kind, dtype="f32"))
     exact = logits(exact_module, exact_reader)
@@ -258,6 +258,7 @@ def test_tied_embeddings_are_whole_for_lookups_and_cut_for_logits() -> None:
         Tiny("int8_sq", pre_scales=True),
         Tiny("int4_awq", zero_points=True),
         Tiny("int4_awq", experts=4),
+        Tiny("int8_hadamard", experts=4),
     ],
     ids=str,
 )

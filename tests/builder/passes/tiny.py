@@ -314,6 +314,7 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         group_size=group,
         has_zero_point=kind.zero_points,
         dynamic=scheme.dynamic,
+        hadamard=GROUP if scheme.hadamard else 0,
     )
 
 
