@@ -64,6 +64,14 @@ def test_quantize_refuses_recipes_with_tables_that_layouts_do_not_hold(
     assert not (tmp_path / "out").exists()
 
 
+def test_quantize_says_that_activations_are_rotated(trtc: Run, tmp_path: Path) -> None:
+    said = "a reader has to apply transform_config"
+    for scheme, is_rotated in (("int8_hadamard", True), ("int8_dynamic", False)):
+        output = tmp_path / scheme
+        status, out, _ = trtc("quantize", "--model", MODEL, "--dtype", scheme, "--output", output)
+        assert status == 0 and (said in " ".join(out.split())) is is_rotated
+
+
 def test_quantize(trtc: Run, tmp_path: Path) -> None:
     output = tmp_path / "out"
     calib = text_of(tmp_path / "calib.txt")

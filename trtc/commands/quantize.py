@@ -33,6 +33,10 @@ SCHEME_NAMES = tuple(
 )
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
 _WORST_LAYERS = 5
+_ROTATED = (
+    "a reader has to apply transform_config of config.json to activations; Transformers (5.23) "
+    "ignores it and computes nonsense"
+)
 
 
 @click.command()
@@ -113,6 +117,8 @@ def command(
     console = Console()
     console.print(_table(facts))
     console.print(f"wrote {escape(str(output))}", highlight=False)
+    if isinstance(scheme, Scheme) and scheme.hadamard:
+        console.print(f"note: {_ROTATED}", highlight=False)
 
 
 def _scheme(dtype: str | None, recipe: Path | None, keep: tuple[str, ...]) -> Scheme | FormatRecipe:
