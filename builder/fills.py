@@ -38,7 +38,8 @@ _RANDOM_BITS_STD = {
     "bf16": 0.72,
 }
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
-_TABLE_CODES: Mapping[DTypeName, DTypeName] = {"i8": "i8", "u8": "i8", "u4": "u4"}
+_CODES: Mapping[str, DTypeName] = {"i8": "i8", "iq4": "u4"}
+"""Elements of random codes that are not those of their type, or of tables."""
 _BOUNDED = ("cos", "sin", "table")
 _BIASES = ("bias", "gate_up_bias", "down_bias")
 
@@ -57,7 +58,7 @@ def dummy_fill(
         if attributes.get("layout") == "compact":
             return Fill(element="compact")
         # Uniform in +-a has the standard deviation a / sqrt(3).
-        element: DTypeName = "u4" if weight_dtype == "iq4" else weight_dtype  # type: ignore[assignment]
+        element: DTypeName = _CODES.get(str(weight_dtype), weight_dtype)  # type: ignore[arg-type]
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter in ("gate_up_scale", "down_scale") and dtype == "u8":
         # E8M0: the power of two that is nearest to one over the size of a sum.
@@ -70,8 +71,8 @@ def dummy_fill(
         return Fill(element="f32", center=2**6.4 / (_RANDOM_BITS_STD["iq4"] * gain))
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
-    if parameter == "table" and dtype in _TABLE_CODES:
-        return Fill(element=_TABLE_CODES[dtype])
+    if parameter == "table" and weight_dtype in _CODES:
+        return Fill(element=_CODES[str(weight_dtype)])
     if parameter == "table_scale":
         return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
     if parameter in _INDICES:

@@ -333,15 +333,12 @@ def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | Non
 def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float | str]) -> str:
     if attributes.get("layout") == "tiles":
         return "tiles" if parameter in _IN_TILES else "row_major"
-    # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight, and so is a
-    # table of u4 that a linear reads too.
-    is_packed_u4 = value.dtype == "u4" and attributes.get("layout") == "packed"
-    packed = is_packed_u4 or (value.dtype == "u8" and not parameter.endswith(("_zero", "_scale")))
-    if not packed:
+    # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight.
+    if value.dtype != "u8" or parameter.endswith(("_zero", "_scale")):
         return "row_major"
     if attributes.get("layout") in ("planes", "compact"):
         return str(attributes["layout"])
-    return f"packed_{attributes.get('weight_dtype', 'iq4' if is_packed_u4 else 'i8')}"
+    return f"packed_{attributes['weight_dtype']}"
 
 
 def _check_rows(operator: FusedOp, axes: Mapping[str, Extent]) -> None:

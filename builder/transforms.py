@@ -15,7 +15,6 @@ from trtc.plugins.compact import compact_scales, pack_compact
 from trtc.plugins.iq4 import scale_codes, scale_units
 from trtc.plugins.layouts import (
     MOST_IN_PLANES,
-    nibbles_of,
     pack,
     pack_columns,
     pack_planes,
@@ -78,27 +77,17 @@ class Pack:
     """[N, K], or [E, N, K], -> the bytes of plugins/layouts.py."""
 
     dtype: str
-    keeps_shape: bool = False
-    """For weights of whole blocks: [N, K], of whose axes lookups must know, of bytes or, of 4 bits,
-    of u4."""
 
     def __call__(self, weight: Array) -> Array:
-        packed = pack(weight, self.dtype)
-        if not self.keeps_shape:
-            return packed
-        elements = packed if len(packed) == weight.size else nibbles_of(packed)
-        return elements.reshape(weight.shape)
+        return pack(weight, self.dtype)
 
 
 @dataclass(frozen=True)
 class PackPlanes:
-    """int8 [N, K] -> the bytes of layout planes, as Pack."""
-
-    keeps_shape: bool = False
+    """int8 [N, K] -> the bytes of layout planes."""
 
     def __call__(self, weight: Array) -> Array:
-        packed = pack_planes(weight)
-        return packed.reshape(weight.shape) if self.keeps_shape else packed
+        return pack_planes(weight)
 
 
 @dataclass(frozen=True)

@@ -103,30 +103,11 @@ def unpack_planes(packed: Array, num_columns: int, depth: int) -> Array:
     return 16 * coarse + fine
 
 
-def nibbles_of(packed: Array) -> Array:
-    """Bytes as twice as many u4, the low halves first: a packed weight of whole blocks that keeps
-    the number of its elements."""
-    halves = np.stack((packed & 15, packed >> 4), axis=-1)
-    return halves.reshape(-1).astype(NUMPY_DTYPES["u4"])
-
-
-def _bytes_of(packed: Array) -> Array:
-    """The bytes that `nibbles_of` was given; others as they are."""
-    if packed.dtype != NUMPY_DTYPES["u4"]:
-        return packed.view(np.uint8)
-    halves = packed.reshape(-1, 2).astype(np.uint8)
-    return halves[:, 0] | (halves[:, 1] << 4)
-
-
 def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:
-    """The [num_columns, depth] weight that `pack` was given.
-
-    Args:
-        packed: its bytes, or what `nibbles_of` makes of them.
-    """
+    """The [num_columns, depth] weight that `pack` was given."""
     dtype = _stored_as(dtype)
     panels = -(-num_columns // PANEL)
-    cells = _bytes_of(packed).reshape(panels, -1, PANEL, BLOCK // PANEL)
+    cells = packed.view(np.uint8).reshape(panels, -1, PANEL, BLOCK // PANEL)
     rows = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(panels * PANEL, -1)
     values = np.ascontiguousarray(_decode(rows, dtype)[:num_columns, :depth])
     target = NUMPY_DTYPES[dtype]

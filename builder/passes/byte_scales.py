@@ -1,7 +1,7 @@
 """Scales of iq4 weights as bytes, where kernels read them so."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import dtype_of, input_of, input_position
+from trtc.builder.passes.matching import dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import ScaleCodes, ScaleUnits
 
@@ -23,7 +23,7 @@ def byte_scales(rewriter: Rewriter) -> bool:
     lookups = [
         (node, "table_scale")
         for node in rewriter.fused_nodes("embedding")
-        if dtype_of(node.inputs[input_position(node, "table")]) == "u4"
+        if node.attrs["weight_dtype"] == "iq4"
     ]
     changed = False
     for node, name in (*linears, *lookups):

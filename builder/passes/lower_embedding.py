@@ -32,7 +32,13 @@ def lower_embedding(rewriter: Rewriter) -> bool:
             site_of(gather),
             inputs={"token_ids": ids, "table": table},
             outputs={"out": output},
-            attributes={"scale": scale, "out_dtype": dtype_of(output)},
+            attributes={
+                "V": table.shape[0],
+                "H": table.shape[1],
+                "weight_dtype": dtype_of(table),
+                "scale": scale,
+                "out_dtype": dtype_of(output),
+            },
         )
         changed = True
     return changed

@@ -5,10 +5,9 @@ from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import E8m0Values, Pack, PackColumns, PackPlanes
 from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
-from trtc.protos.dtypes import DTYPES
 
-_ELEMENTS = {"i8": "u8", "iq4": "u4"}
-"""Of a packed weight that lookups read too, by its type."""
+_LOOKED_UP = ("i8", "iq4")
+"""Types of packed weights that lookups read too."""
 
 
 def pack_weights(rewriter: Rewriter) -> bool:
@@ -18,8 +17,7 @@ def pack_weights(rewriter: Rewriter) -> bool:
         linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)
         the same that gives the graph's logits from i8 groups -> linear(x, u8 [bytes]; planes)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
-        embedding(ids, an i8 weight of whole blocks)          -> embedding(ids, u8 [V, H]; ...)
-        the same of iq4                                       -> embedding(ids, u4 [V, H]; ...)
+        embedding(ids, an i8 or iq4 weight of such a linear)  -> embedding(ids, u8 [bytes]; ...)
     Scales and zero points of groups go with their panels; E8M0 scales become f32, in which kernels
     multiply sums.
 
@@ -56,13 +54,9 @@ def _pack(rewriter: Rewriter, node: Node, name: str, layout: str) -> None:
     dtype = node.attrs["weight_dtype"]
     *experts, num_columns, depth = weight.shape
     size = packed_bytes(num_columns, depth, dtype) * (experts[0] if experts else 1)
-    element = _ELEMENTS.get(dtype)
-    is_whole = element is not None and 8 * size == num_columns * depth * DTYPES[element].bits
-    lookups = _lookups(weight) if is_whole else []
-    shape, keeps_shape = ((num_columns, depth), True) if lookups else ((size,), False)
-    function = PackPlanes(keeps_shape) if layout == "planes" else Pack(dtype, keeps_shape)
-    stored = element if lookups and element is not None else "u8"
-    packed = rewriter.derived(f"{weight.name}.packed", function, (weight,), stored, shape)
+    lookups = _lookups(weight) if dtype in _LOOKED_UP else []
+    function = PackPlanes() if layout == "planes" else Pack(dtype)
+    packed = rewriter.derived(f"{weight.name}.packed", function, (weight,), "u8", (size,))
     rewriter.set_input(node, name, packed)
     for lookup in lookups:
         rewriter.set_input(lookup, "table", packed)

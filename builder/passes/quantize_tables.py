@@ -85,4 +85,4 @@ def _narrowed(rewriter: Rewriter, weight: Tensor, to: SiteFormat) -> tuple[Tenso
 def _look_up(rewriter: Rewriter, node: Node, codes: Tensor, scales: Tensor, to: SiteFormat) -> None:
     rewriter.set_input(node, "table_scale", scales)
     rewriter.set_input(node, "table", codes)
-    node.attrs["group_size"] = to.group_size
+    node.attrs |= {"weight_dtype": to.weight, "group_size": to.group_size}

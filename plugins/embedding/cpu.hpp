@@ -17,27 +17,30 @@ struct embedding_args {
 
 namespace detail {
 
-// Of a table of codes of plugins/iq4.py; others of codes are int8.
+// Where a table of codes lies in panels (plugins/layouts.py).
 template <class C>
-constexpr bool kIsIq4 = std::is_same_v<typename C::table_t, u4x2>;
+struct TablePanels {
+  static constexpr bool kPlanes = C::layout == Layout::planes;
+  static constexpr int kBlockDepth = kPlanes ? 8 : gemm::block_depth(C::weight_dtype);
+  static constexpr std::int64_t kBytes = gemm::ceil_div(C::H, kBlockDepth) * gemm::kBlockBytes;  // of each
+  static constexpr std::int64_t kPlaneBytes = gemm::ceil_div(C::V, gemm::kPanel) * kBytes;
+};
 
-// Of a panel's column, number i from the panel's first block on (plugins/layouts.py).
+// Of a panel's column, number i.
 template <class C>
 int panel_number(const std::uint8_t* panel, std::int64_t column, std::int64_t i) {
-  constexpr std::int64_t kPlane = C::V * C::H / 2;
-  constexpr bool kPlanes = C::layout == Layout::planes;
-  constexpr int kDepth = kPlanes || kIsIq4<C> ? 8 : 4;  // of a block
-  const std::uint8_t* cell = panel + i / kDepth * gemm::kBlockBytes + column * 4 + gemm::kByteOrder[i % 4];
+  using P = TablePanels<C>;
+  const std::uint8_t* cell = panel + i / P::kBlockDepth * gemm::kBlockBytes + column * 4 + gemm::kByteOrder[i % 4];
   const auto nibble = [&](const std::uint8_t* plane) { return *plane >> (i % 8 / 4 * 4) & 15; };
-  if constexpr (kIsIq4<C>) return gemm::kIq4Values[nibble(cell)];
-  if constexpr (kPlanes) return 16 * (nibble(cell) - 8) + nibble(cell + kPlane) - 8;
+  if constexpr (C::weight_dtype == DType::iq4) return gemm::kIq4Values[nibble(cell)];
+  if constexpr (P::kPlanes) return 16 * (nibble(cell) - 8) + nibble(cell + P::kPlaneBytes) - 8;
   return *cell - 128;
 }
 
 // Number i of a row-major table.
 template <class C>
 int number_at(const std::uint8_t* bytes, std::int64_t i) {
-  if constexpr (kIsIq4<C>) return gemm::kIq4Values[bytes[i / 2] >> (i % 2 * 4) & 15];
+  if constexpr (C::weight_dtype == DType::iq4) return gemm::kIq4Values[bytes[i / 2] >> (i % 2 * 4) & 15];
   return static_cast<std::int8_t>(bytes[i]);
 }
 
@@ -53,19 +56,16 @@ void widen_table_row(const embedding_args& a, std::int64_t id, float* out) {
   using Scale = typename C::table_scale_t;
   constexpr bool kPacked = C::layout != Layout::row_major;
   constexpr std::int64_t kGroups = gemm::ceil_div(C::H, C::group_size);
-  constexpr bool kHalves = C::layout == Layout::planes || kIsIq4<C>;
-  constexpr std::int64_t kPanelBytes = gemm::kPanel * C::H / (kHalves ? 2 : 1);
-  static_assert(!kPacked || (C::V % gemm::kPanel == 0 && C::H % (kHalves ? 8 : 4) == 0), "whole blocks");
-  const std::int64_t panel = id / gemm::kPanel, column = id % gemm::kPanel;
-  const Scale* scale = a.table_scale.row<const Scale>(0) +
-                       (kPacked ? panel * gemm::kPanel * kGroups + column : id * kGroups);
+  const std::int64_t panel = id / gemm::kPanel, column = id % gemm::kPanel, first = panel * gemm::kPanel;
+  const std::int64_t columns = C::V - first < gemm::kPanel ? C::V - first : gemm::kPanel;
+  const Scale* scale = a.table_scale.row<const Scale>(0) + (kPacked ? first * kGroups + column : id * kGroups);
   float unit = 1.f;
   if constexpr (std::is_same_v<Scale, std::uint8_t>) unit = a.scale_unit.row<const float>(0)[id];
   const auto* bytes = static_cast<const std::uint8_t*>(a.table.data);
   for (std::int64_t i = 0; i < C::H; ++i) {
-    const float factor = unit * scale_number(scale[i / C::group_size * (kPacked ? gemm::kPanel : 1)]);
-    const int number =
-        kPacked ? panel_number<C>(bytes + panel * kPanelBytes, column, i) : number_at<C>(bytes, id * C::H + i);
+    const float factor = unit * scale_number(scale[i / C::group_size * (kPacked ? columns : 1)]);
+    const int number = kPacked ? panel_number<C>(bytes + panel * TablePanels<C>::kBytes, column, i)
+                               : number_at<C>(bytes, id * C::H + i);
     out[i] = static_cast<float>(number) * factor;
   }
 }

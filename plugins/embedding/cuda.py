@@ -74,14 +74,14 @@ def lower(site: Site) -> tuple[Variant, ...]:
         site,
         embedding,
         columns=site.axes["H"],
-        vector_of="out" if site.dtypes["table"] == "u4" else "table",
+        vector_of="out" if site.attributes["weight_dtype"] == "iq4" else "table",
         constants={
             "NUM_TOKEN_IDS": site.axes["V"],
             "TABLE_STRIDE": site.strides["table"],
             "OUT_STRIDE": site.strides["out"],
             "SCALE": float(site.attributes["scale"]),
             "GROUP": int(site.attributes["group_size"]),
-            "IQ4": site.dtypes["table"] == "u4",
+            "IQ4": site.attributes["weight_dtype"] == "iq4",
             "TILES": site.attributes["layout"] == "tiles",
         },
     )

@@ -8,8 +8,7 @@ EMBEDDING = FusedOp(
     summary="out = (table * table_scale)[token_ids] * scale",
     inputs=(
         Parameter("token_ids", ("M",), ("i32",), role="step"),
-        # u8: int8 in a layout of plugins/layouts.py, V and H of whole blocks. u4: codes of
-        # plugins/iq4.py, packed or in tiles in the order of a linear's.
+        # [V, H] in layout row_major; of iq4 codes u4. In the other layouts as a linear's weight.
         Parameter("table", ("V", "H"), ("f32", "bf16", "i8", "u8", "u4"), role="weight"),
         # Of an int8 or iq4 table: one a group of group_size columns, in the same layout. u8: bytes
         # of plugins/iq4.py, in the units of scale_unit.
@@ -18,6 +17,10 @@ EMBEDDING = FusedOp(
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
+        # Of the table, which its bytes do not say.
+        Attribute("V", "int"),
+        Attribute("H", "int"),
+        Attribute("weight_dtype", "enum", choices=("f32", "bf16", "i8", "iq4"), cpp_enum="DType"),
         Attribute("scale", "float", default=1.0),
         Attribute("group_size", "int", 0),
         Attribute(

@@ -159,7 +159,15 @@ def graph_of(nodes: list[onnx.NodeProto], *, columns: int = 8) -> Module:
         onnx.helper.make_tensor("sizes", 7, [2], [3, columns - 3]),
     ]
     embedding = onnx.helper.make_node(
-        "embedding", ["token_ids", "table"], ["x"], "embed", domain=TRTC_DOMAIN, out_dtype="f32"
+        "embedding",
+        ["token_ids", "table"],
+        ["x"],
+        "embed",
+        domain=TRTC_DOMAIN,
+        V=16,
+        H=columns,
+        weight_dtype="f32",
+        out_dtype="f32",
     )
     tokens = onnx.helper.make_tensor_value_info("token_ids", 6, ["T"])
     logits = onnx.helper.make_tensor_value_info("logits", 1, ["R", columns])

@@ -1,7 +1,5 @@
 """Row-wise operators as they are lowered for a GPU, by Triton's interpreter, against references."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from tests.support.elementwise import (
     into_rows,
     iq4_tables,
     like,
+    lookup_call,
     rms_norm,
     sliced,
     swiglu,
@@ -165,9 +164,7 @@ def test_embedding_converts_and_stays_in_its_table(
     dtype: str, out_dtype: str, scale: float
 ) -> None:
     table = random_array(np.random.default_rng(3), 11, 576, dtype=dtype)
-    inputs: dict[str, Any] = {"token_ids": np.array([10, 0, 4, 4], np.int32), "table": table}
-    attributes: dict[str, Any] = {"scale": scale, "out_dtype": out_dtype}
-    call = KernelCall(REGISTRY["embedding"], attributes, inputs)
+    call = lookup_call([10, 0, 4, 4], table, out_dtype, scale)
     assert_close(call, run_lowered(call))
     wild = like(call, token_ids=np.array([-1, 11, 1 << 30, 3], np.int32))
     held = like(call, token_ids=np.array([0, 10, 10, 3], np.int32))

@@ -27,7 +27,7 @@ def _site(
         static = {name: value for name, value in complete.items() if isinstance(value, int)}
         return Site(
             dtypes=types,
-            strides=dict.fromkeys(types, max(axes.values())),
+            strides=dict.fromkeys(types, max({**static, **axes}.values())),
             axes={
                 "stored_width": HEAD_DIM,
                 **static,
@@ -68,8 +68,11 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "embedding": (
         _site(
             "embedding",
-            {"H": WIDTH, "V": 64},
+            {},
             {"token_ids": "i32"} | _bf16("table", "out"),
+            V=64,
+            H=WIDTH,
+            weight_dtype="bf16",
             out_dtype="bf16",
         ),
     ),

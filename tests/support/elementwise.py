@@ -7,7 +7,7 @@ import numpy as np
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
 from trtc.plugins.iq4 import scales_of
-from trtc.plugins.layouts import MOST_IN_PLANES, nibbles_of, pack, pack_columns, pack_planes
+from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.plugins.tiles import CHANNELS, tile
@@ -127,20 +127,24 @@ def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]
         KernelCall(REGISTRY["gather_columns"], {}, {"x": x, "columns": columns}),
         KernelCall(REGISTRY["gather_columns"], {}, {"x": x, "columns": fewer}),
         KernelCall(REGISTRY["gather_rows"], {}, {"x": x, "rows": rows}),
-        KernelCall(
-            REGISTRY["embedding"],
-            {"scale": 5.656854, "out_dtype": dtype},
-            {"token_ids": np.array([10, 0, 4, 4], np.int32), "table": table},
-        ),
-        KernelCall(
-            REGISTRY["embedding"],
-            {"out_dtype": dtype},
-            {
-                "token_ids": np.array([10, 0], np.int32),
-                "table": random_array(rng, 11, width, dtype=dtype),
-            },
-        ),
+        lookup_call([10, 0, 4, 4], table, dtype, scale=5.656854),
+        lookup_call([10, 0], random_array(rng, 11, width, dtype=dtype), dtype),
     ]
+
+
+def lookup_call(ids: list[int], table: Array, dtype: str, scale: float = 1.0) -> KernelCall:
+    """In a table of floats [V, H]."""
+    name = next(one for one in ("f32", "bf16") if table.dtype == NUMPY_DTYPES[one])
+    return KernelCall(
+        REGISTRY["embedding"],
+        {**table_attributes(table, name), "scale": scale, "out_dtype": dtype},
+        {"token_ids": np.array(ids, np.int32), "table": table},
+    )
+
+
+def table_attributes(table: Array, weight_dtype: str) -> dict[str, Any]:
+    """Of a lookup in a table that is [V, H] before it is stored."""
+    return {"V": table.shape[0], "H": table.shape[1], "weight_dtype": weight_dtype}
 
 
 def layer_inputs(rng: np.random.Generator, dtype: str, width: int) -> KernelCall:
@@ -181,21 +185,28 @@ def rope(
 
 
 def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
-    """Lookups in a table of 32 rows, as codes and, where blocks are whole, packed and in planes."""
-    codes = rng.integers(-128, 128, (32, width)).astype(np.int8)
-    scales = rng.uniform(0.5, 1.5, (32, -(-width // 16))).astype(np.float32)
-    tables = [("row_major", codes, scales)]
-    if width % 4 == 0:
-        tables.append(("packed", pack(codes, "i8").reshape(codes.shape), pack_columns(scales)))
+    """Lookups in a table whose last panel has 3 rows, as codes, packed and in planes."""
+    codes = rng.integers(-128, 128, (35, width)).astype(np.int8)
+    scales = rng.uniform(0.5, 1.5, (35, -(-width // 16))).astype(np.float32)
+    tables = [
+        ("row_major", codes, scales),
+        ("packed", pack(codes, "i8"), pack_columns(scales)),
+    ]
     if width % 8 == 0:
-        codes = np.clip(codes, -MOST_IN_PLANES, MOST_IN_PLANES)
-        tables.append(("planes", pack_planes(codes).reshape(codes.shape), pack_columns(scales)))
+        within = np.clip(codes, -MOST_IN_PLANES, MOST_IN_PLANES)
+        tables.append(("planes", pack_planes(within), pack_columns(scales)))
     return [
         KernelCall(
             REGISTRY["embedding"],
-            {"scale": 2.25, "group_size": 16, "layout": layout, "out_dtype": dtype},
             {
-                "token_ids": np.array([31, 0, 17, 17], np.int32),
+                **table_attributes(codes, "i8"),
+                "scale": 2.25,
+                "group_size": 16,
+                "layout": layout,
+                "out_dtype": dtype,
+            },
+            {
+                "token_ids": np.array([34, 0, 17, 17], np.int32),
                 "table": table,
                 "table_scale": table_scales,
             },
@@ -205,20 +216,27 @@ def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[Kernel
 
 
 def iq4_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
-    """The same of 4-bit codes in groups of 32; packed and, where they are whole, in tiles."""
+    """The same of 4-bit codes of 32 rows in groups of 32; packed and, where they are whole, in
+    tiles."""
     codes = rng.integers(0, 16, (32, width)).astype(NUMPY_DTYPES["u4"])
     scales = rng.integers(0, 256, (32, -(-width // 32))).astype(np.uint8)
     unit = np.exp2(rng.integers(-3, 3, 32)).astype(np.float32)
-    tables = [("row_major", codes, scales)]
-    if width % 8 == 0:
-        packed = nibbles_of(pack(codes, "iq4")).reshape(codes.shape)
-        tables.append(("packed", packed, pack_columns(scales)))
+    tables = [
+        ("row_major", codes, scales),
+        ("packed", pack(codes, "iq4"), pack_columns(scales)),
+    ]
     if width % CHANNELS == 0:
         tables.append(("tiles", tile(codes, CHANNELS), tile(scales, 1)))
     lookups = [
         KernelCall(
             REGISTRY["embedding"],
-            {"scale": 2.25, "group_size": 32, "layout": layout, "out_dtype": dtype},
+            {
+                **table_attributes(codes, "iq4"),
+                "scale": 2.25,
+                "group_size": 32,
+                "layout": layout,
+                "out_dtype": dtype,
+            },
             {
                 "token_ids": np.array([31, 0, 17, 17], np.int32),
                 "table": table,
