@@ -4,9 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.iq4 import scales_of, values_of
-from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.rounding import cast
-from trtc.plugins.tiles import CHANNELS, untile
+from trtc.plugins.row_major import row_major, row_major_groups
 
 Array = NDArray[np.generic]
 
@@ -27,14 +26,8 @@ def reference(
 ) -> tuple[Array]:
     """Return (table * table_scale)[token_ids] * scale; rows and scale are first rounded to
     `out_dtype`."""
-    if layout == "planes":
-        table = unpack_planes(table, V, H)
-    elif layout == "packed":
-        table = unpack(table, V, H, weight_dtype)
-    elif layout == "tiles":
-        table = untile(table, CHANNELS)
-    if table_scale is not None and layout != "row_major":
-        table_scale = untile(table_scale, 1) if layout == "tiles" else unpack_columns(table_scale)
+    table = row_major(table, (V, H), weight_dtype, layout)
+    table_scale = row_major_groups(table_scale, layout)
     rows = values_of(table[token_ids]) if weight_dtype == "iq4" else table[token_ids]
     values = rows.astype(np.float32)
     if table_scale is not None:

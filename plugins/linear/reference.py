@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.compact import unpack_compact
 from trtc.plugins.iq4 import scales_of, values_of
-from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, dequantize_rows
-from trtc.plugins.tiles import CHANNELS, untile, untile_groups
+from trtc.plugins.row_major import row_major, row_major_groups
 
 Array = NDArray[Any]
 
@@ -36,18 +34,9 @@ def reference(
 ) -> tuple[Array]:
     """Return (x * row_scale) @ dequantised(weight).T * input_scale (+ bias) [softcapped]
     (+ residual), [M, N]."""
-    if layout == "planes":
-        weight = unpack_planes(weight, N, x.shape[1])
-    if layout == "compact":
-        weight = unpack_compact(weight, N, x.shape[1])
-    if layout == "packed":
-        weight = unpack(weight, N, x.shape[1], weight_dtype)
-    if layout in ("packed", "planes"):
-        weight_scale = None if weight_scale is None else unpack_columns(weight_scale)
-        weight_zero = None if weight_zero is None else unpack_columns(weight_zero)
-    if layout == "tiles":
-        weight = untile(weight, CHANNELS)
-        weight_scale, weight_zero = untile_groups(weight_scale), untile_groups(weight_zero)
+    weight = row_major(weight, (N, x.shape[1]), weight_dtype, layout)
+    weight_scale = row_major_groups(weight_scale, layout)
+    weight_zero = row_major_groups(weight_zero, layout)
     if row_scale is not None:
         x = dequantize_rows(x, row_scale)
     if weight_dtype == "iq4":

@@ -6,14 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate, sigmoid
-from trtc.plugins.compact import unpack_compact_experts
 from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.iq4 import values_of
-from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.moe.routing import Routing, route
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, dequantize_rows, quantize, quantize_rows
-from trtc.plugins.tiles import CHANNELS, untile, untile_groups
+from trtc.plugins.row_major import row_major, row_major_groups
 
 Array = NDArray[Any]
 
@@ -66,22 +64,15 @@ def reference(
     down(act(up)), [M, H], + sigmoid(shared_gate) * shared + residual."""
     hidden, num_experts = x.shape[1], router_logits.shape[1]
     through = str(x.dtype)
-    if layout == "compact":
-        gate_up = unpack_compact_experts(gate_up, num_experts, parts * I, hidden)
-        down = unpack_compact_experts(down, num_experts, hidden, I)
-    if layout == "packed":
-        gate_up = unpack_experts(gate_up, num_experts, parts * I, hidden, weight_dtype)
-        down = unpack_experts(down, num_experts, hidden, I, weight_dtype)
-        gate_up_scale, down_scale, gate_up_zero, down_zero = (
-            None if values is None else unpack_columns(values)
-            for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
-        )
+    here = num_experts if expert_map is None else int(expert_map.max()) + 1
+    gate_up = row_major(gate_up, (here, parts * I, hidden), weight_dtype, layout)
+    down = row_major(down, (here, hidden, I), weight_dtype, layout)
+    gate_up_scale, down_scale, gate_up_zero, down_zero = (
+        row_major_groups(values, layout)
+        for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
+    )
     if weight_dtype == "iq4":
         gate_up, down = values_of(gate_up), values_of(down)
-    if layout == "tiles":
-        gate_up, down = untile(gate_up, CHANNELS), untile(down, CHANNELS)
-        gate_up_scale, down_scale = untile_groups(gate_up_scale), untile_groups(down_scale)
-        gate_up_zero, down_zero = untile_groups(gate_up_zero), untile_groups(down_zero)
 
     def linear(
         rows: Array,
