@@ -12,12 +12,18 @@ fit:
     i4, u4   8           low nibbles like i8 at k, high nibbles like i8 at k+4; i4 plus 8
     f4e2m1   8           its bits as u4
     iq4      8           its codes as u4
+    i6       16          three blocks, see below
 
 The 0 2 1 3 order lets even bytes and odd bytes of a block widen in place to the bf16 pairs
 (k, k+1) and (k+2, k+3), and integer dot products do not mind it. Signed weights are stored
 with an offset because x86's `vpdpbusd` multiplies unsigned by signed bytes and can broadcast only
 the signed operand from memory, which is the activation; kernels take the offset back through the
 sum of the activations. Missing columns and k are zeros.
+
+A block of i6 (plugins/six_bits.py) is three of 64 bytes. Codes are 32 more than the weights. The
+low four bits of k to k+7 and of k+8 to k+15 are two blocks like those of i4. In the third, a byte
+has the high two bits of four codes, of k in its lowest bits, then of k+4, k+8 and k+12; bytes are
+in the order of i8.
 
 The layout `planes` is for an int8 lm_head of which only the largest logits are needed, with
 magnitudes of at most MOST_IN_PLANES:
@@ -35,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.plugins.six_bits import LEAST, MOST
 from trtc.protos.errors import CheckpointError
 
 Array = NDArray[Any]
@@ -46,7 +53,17 @@ PANEL = 16
 """Output columns a panel."""
 BLOCK = 64
 """Bytes of a block."""
-BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "f4e2m1": 8, "i8": 4, "i4": 8, "u4": 8, "iq4": 8}
+BLOCK_DEPTH = {
+    "f32": 1,
+    "bf16": 2,
+    "f8e4m3": 4,
+    "f4e2m1": 8,
+    "i8": 4,
+    "i6": 16,
+    "i4": 8,
+    "u4": 8,
+    "iq4": 8,
+}
 """k a block, by weight type."""
 _CELL_ORDER = (0, 2, 1, 3)
 MOST_IN_PLANES = 119
@@ -55,7 +72,8 @@ MOST_IN_PLANES = 119
 
 def packed_bytes(num_columns: int, depth: int, dtype: str) -> int:
     """Size of a packed [num_columns, depth] weight: a multiple of 64."""
-    return -(-num_columns // PANEL) * -(-depth // BLOCK_DEPTH[dtype]) * BLOCK
+    blocks = -(-depth // BLOCK_DEPTH[dtype])
+    return -(-num_columns // PANEL) * blocks * _lines(dtype) * BLOCK
 
 
 def pack(weight: Array, dtype: str) -> Array:
@@ -67,8 +85,7 @@ def pack(weight: Array, dtype: str) -> Array:
     Raises:
         CheckpointError: an E4M3 weight holds NaN, which the kernels' expansion would make 480.
     """
-    dtype = _stored_as(dtype)
-    assert weight.dtype == NUMPY_DTYPES[dtype], (weight.dtype, dtype)
+    assert weight.dtype == _element(dtype), (weight.dtype, dtype)
     if weight.ndim == 3:
         return np.concatenate([pack(expert, dtype) for expert in weight])
     if dtype == "f8e4m3" and bool(np.any((weight.view(np.uint8) & 0x7F) == 0x7F)):
@@ -78,8 +95,8 @@ def pack(weight: Array, dtype: str) -> Array:
     panels, blocks = -(-num_columns // PANEL), -(-depth // block_depth)
     padded = np.zeros((panels * PANEL, blocks * block_depth), _code_dtype(dtype))
     padded[:num_columns, :depth] = weight.view(padded.dtype) if _is_float(dtype) else weight
-    cells = _encode(padded, dtype).reshape(panels, PANEL, blocks, -1)
-    return np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).view(np.uint8).reshape(-1)
+    cells = _encode(padded, dtype).view(np.uint8).reshape(panels, PANEL, blocks, _lines(dtype), -1)
+    return np.ascontiguousarray(cells.transpose(0, 2, 3, 1, 4)).reshape(-1)
 
 
 def pack_planes(weight: Array) -> Array:
@@ -105,12 +122,11 @@ def unpack_planes(packed: Array, num_columns: int, depth: int) -> Array:
 
 def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:
     """The [num_columns, depth] weight that `pack` was given."""
-    dtype = _stored_as(dtype)
     panels = -(-num_columns // PANEL)
-    cells = packed.view(np.uint8).reshape(panels, -1, PANEL, BLOCK // PANEL)
-    rows = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(panels * PANEL, -1)
+    cells = packed.view(np.uint8).reshape(panels, -1, _lines(dtype), PANEL, BLOCK // PANEL)
+    rows = np.ascontiguousarray(cells.transpose(0, 3, 1, 2, 4)).reshape(panels * PANEL, -1)
     values = np.ascontiguousarray(_decode(rows, dtype)[:num_columns, :depth])
-    target = NUMPY_DTYPES[dtype]
+    target = _element(dtype)
     if _is_float(dtype):
         return values.astype(_code_dtype(dtype)).view(target)
     return values.astype(target)
@@ -139,9 +155,14 @@ def unpack_columns(packed: Array) -> Array:
     return np.concatenate([panel.reshape(groups, -1).T for panel in panels])
 
 
-def _stored_as(dtype: str) -> str:
-    """The element type of a weight type."""
-    return "u4" if dtype == "iq4" else dtype
+def _element(dtype: str) -> np.dtype[Any]:
+    """Of a weight of this type that is not packed."""
+    return NUMPY_DTYPES[{"iq4": "u4", "i6": "i8"}.get(dtype, dtype)]
+
+
+def _lines(dtype: str) -> int:
+    """Times BLOCK bytes that a block has."""
+    return 3 if dtype == "i6" else 1
 
 
 def _is_float(dtype: str) -> bool:
@@ -162,6 +183,8 @@ def _encode(codes: Array, dtype: str) -> Array:
         return _reorder(codes)
     if dtype == "i8":
         return _reorder((codes + 128).astype(np.uint8))
+    if dtype == "i6":
+        return _encode_six(codes)
     nibbles = (codes + (8 if dtype == "i4" else 0)).astype(np.uint8)
     halves = nibbles.reshape(len(nibbles), -1, 2, 4)[..., _CELL_ORDER]
     return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(nibbles), -1)
@@ -175,9 +198,30 @@ def _decode(rows: Array, dtype: str) -> Array:
         return _reorder(rows)
     if dtype == "i8":
         return _reorder(rows).astype(np.int16) - 128
+    if dtype == "i6":
+        return _decode_six(rows)
     cells = rows.reshape(len(rows), -1, 1, 4)
     halves = np.concatenate((cells & 15, cells >> 4), axis=2)[..., _CELL_ORDER]
     return halves.reshape(len(rows), -1).astype(np.int16) - (8 if dtype == "i4" else 0)
+
+
+def _encode_six(codes: Array) -> Array:
+    """[rows, k] -> [rows, bytes]: of each block the lines of a column after one another."""
+    assert int(codes.min(initial=0)) >= LEAST and int(codes.max(initial=0)) <= MOST
+    offset = (codes - LEAST).astype(np.uint8).reshape(len(codes), -1, 4, 4)[..., _CELL_ORDER]
+    low, high = offset & 15, offset >> 4
+    pairs = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    lines = (low[:, :, 0] | low[:, :, 1] << 4, low[:, :, 2] | low[:, :, 3] << 4, pairs)
+    return np.stack(lines, axis=2).reshape(len(codes), -1)
+
+
+def _decode_six(rows: Array) -> Array:
+    """The inverse of `_encode_six`."""
+    first, second, pairs = np.moveaxis(rows.reshape(len(rows), -1, 3, 4), 2, 0)
+    low = np.stack((first & 15, first >> 4, second & 15, second >> 4), axis=2)
+    high = np.stack([pairs >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
+    codes: Array = (low | high << 4)[..., _CELL_ORDER].reshape(len(rows), -1).astype(np.int16)
+    return codes + np.int16(LEAST)
 
 
 def _reorder(rows: Array) -> Array:

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.compact import unpack_compact, unpack_compact_experts
 from trtc.plugins.layouts import unpack, unpack_columns, unpack_experts, unpack_planes
+from trtc.plugins.six_bits import join
 from trtc.plugins.tiles import CHANNELS, untile
 
 Array = NDArray[Any]
@@ -29,6 +30,8 @@ def row_major(stored: Array, shape: tuple[int, ...], dtype: str, layout: str) ->
             return unpack_compact(stored, columns, depth)
         case "planes":
             return unpack_planes(stored, columns, depth)
+        case "split":
+            return join(stored, *shape)
         case "tiles":
             return untile(stored, CHANNELS)
     return stored

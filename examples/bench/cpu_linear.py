@@ -54,6 +54,8 @@ KINDS = {
     "bf16": Kind("bf16", "bf16"),
     "fp8": Kind("f8e4m3", "f8e4m3"),
     "i8": Kind("i8", "i8"),
+    "i8_g128": Kind("bf16", "i8", 128, "dynamic_i8"),
+    "i6": Kind("bf16", "i6", 128, "dynamic_i8"),
     "i4": Kind("bf16", "i4", 128, "dynamic_i8"),
     "i4_g32": Kind("bf16", "i4", 32, "dynamic_i8"),
     "iq4": Kind("bf16", "iq4", 32, "dynamic_i8"),

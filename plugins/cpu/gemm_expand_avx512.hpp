@@ -3,8 +3,10 @@
 
 #include <array>
 #include <bit>
+#include <type_traits>
 
 #include "gemm_format.hpp"
+#include "gemm_six_bits.hpp"
 
 // GCC 12's own intrinsics read variables that they never set (GCC bug 105593).
 #pragma GCC diagnostic push
@@ -75,12 +77,40 @@ TRTC_INLINE __m512i iq4_values() {
   return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kTable.data())));
 }
 
+// bf16 of packed codes of 6 bits, which are the low bits of words.
+TRTC_INLINE __m512i six_bit_values(__m512i codes) {
+  alignas(64) static constexpr auto kTable = [] {
+    std::array<std::uint16_t, 64> bits{};
+    for (int i = 0; i < 64; ++i) {
+      bits[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(i - kSixOffset)) >> 16);
+    }
+    return bits;
+  }();
+  const __m512i negative = _mm512_load_si512(kTable.data()), positive = _mm512_load_si512(kTable.data() + 32);
+  return _mm512_permutex2var_epi16(negative, codes, positive);
+}
+
+// One block of codes of 6 bits as pairs of bf16.
+TRTC_INLINE void widen_six(const std::byte* from, I32x16 (&out)[8]) {
+  const auto widen = [&]<int part>(std::integral_constant<int, part>) {
+    const __m512i codes = six_bits<part>(from).v;
+    out[2 * part] = {six_bit_values(_mm512_and_si512(codes, _mm512_set1_epi16(63)))};
+    out[2 * part + 1] = {six_bit_values(_mm512_srli_epi16(codes, 8))};
+  };
+  widen(std::integral_constant<int, 0>{});
+  widen(std::integral_constant<int, 1>{});
+  widen(std::integral_constant<int, 2>{});
+  widen(std::integral_constant<int, 3>{});
+}
+
 // One block as pairs of bf16: out[k / 2] has 16 columns. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
 TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
                              I32x16 (&out)[block_depth(kWeight) / 2]) {
   const __m512i block = _mm512_loadu_si512(from);
-  if constexpr (kWeight == DType::f8e4m3) {
+  if constexpr (kWeight == DType::i6) {
+    widen_six(from, out);
+  } else if constexpr (kWeight == DType::f8e4m3) {
     out[0] = {f8e4m3_to_bf16<false>(block)};
     out[1] = {f8e4m3_to_bf16<true>(block)};
   } else if constexpr (kWeight == DType::i8) {

@@ -1,7 +1,7 @@
 // How a matrix product is carried out, decided from its element types at compile time.
 //
-// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/layouts.py), or in
-// layout compact of 192-byte blocks that widen to such (plugins/compact.py).
+// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/layouts.py), or, in
+// layout compact and of 6 bits, of 192-byte blocks that widen to such (plugins/compact.py).
 // Activations are cut into tiles of a few rows, each a sequence of 4-byte cells, one a row, that a
 // kernel broadcasts against a block. Per (row, column) there is one accumulator that walks K from
 // first to last, whatever the number of rows, tiles or threads: a row's result depends on nothing
@@ -45,6 +45,7 @@ constexpr int block_depth(DType weight) {
     case DType::i4:
     case DType::u4:
     case DType::iq4: return 8;
+    case DType::i6: return 16;
     default: return 4;
   }
 }
@@ -52,6 +53,9 @@ constexpr int block_depth(DType weight) {
 // Where in its cell the i-th k of a block of 1-byte or 4-bit weights is, in bits.
 constexpr int kByteOrder[] = {0, 2, 1, 3};
 constexpr int cell_shift(int i) { return 8 * kByteOrder[i % 4] + 4 * (i / 4); }
+
+// What packed codes of 6 bits are more than their values. They have 7 bits, as bytes of iq4.
+constexpr int kSixOffset = 32;
 
 // What bytes made of both nibbles of layout planes are more than their values: 8 more in each nibble.
 constexpr int kPlanesOffset = 16 * 8 + 8;
@@ -128,10 +132,11 @@ struct Product {
   static constexpr bool kCompact = kLayout == Layout::compact;
   static constexpr int kBlockDepth = kPlanes || kCompact ? 8 : block_depth(kWeight);
   // As it is stored.
-  static constexpr int kStoredBytes = kCompact ? 3 * kBlockBytes : kBlockBytes;
+  static constexpr int kStoredBytes = kCompact || kWeight == DType::i6 ? 3 * kBlockBytes : kBlockBytes;
   // Blocks that a block of weights widens to before it is multiplied.
   static constexpr int kCellDepth = cell_depth(kPath, kWeight);
-  static constexpr bool kMultipliesAsStored = kPath == Path::i8 || (kPath == Path::dynamic && kWeight != DType::iq4);
+  static constexpr bool kHasSmallBytes = kWeight == DType::iq4 || kWeight == DType::i6;
+  static constexpr bool kMultipliesAsStored = kPath == Path::i8 || (kPath == Path::dynamic && !kHasSmallBytes);
   static constexpr int kExpansion = kMultipliesAsStored ? 1 : kBlockDepth / kCellDepth;
   static constexpr bool kExpands = kExpansion > 1;
   static constexpr int kCellsPerBlock = kBlockDepth / kCellDepth;
@@ -145,6 +150,7 @@ struct Product {
                                              : kPlanes                ? -kPlanesOffset
                                              : kWeight == DType::i8 ? -128
                                              : kWeight == DType::i4 ? -8
+                                             : kWeight == DType::i6 ? -kSixOffset
                                              : kWeight == DType::iq4 ? -kIq4Offset
                                                                     : 0;
   // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
@@ -152,7 +158,8 @@ struct Product {
 
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
-  static_assert(kPath != Path::dynamic || kBlockDepth == 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
+  static_assert(kPath != Path::dynamic || kBlockDepth >= 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
+  static_assert(kWeight != DType::i6 || kLayout == Layout::packed, "6-bit weights are packed");
   static_assert(kPath != Path::dynamic || kWeight != DType::f4e2m1, "E2M1 is multiplied exactly");
   static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
   static_assert(!kCompact || (kWeight == DType::bf16 && !kGrouped), "compact are bf16, with a scale a column");
@@ -180,7 +187,7 @@ struct Product {
   // Blocks between what few rows multiply and what they fetch: of four panels a few kilobytes, the
   // latency of memory at its full speed. Whole groups.
   static constexpr std::int64_t ahead_blocks(std::int64_t depth) {
-    constexpr std::int64_t kAhead = kPlanes ? 16 : kCompact ? 12 : 32;
+    constexpr std::int64_t kAhead = kPlanes ? 16 : kStoredBytes > kBlockBytes ? 12 : 32;
     if (!kGrouped) return kAhead;
     const std::int64_t group = group_blocks(depth);
     return kAhead > group ? kAhead / group * group : group;

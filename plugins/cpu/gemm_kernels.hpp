@@ -147,35 +147,44 @@ struct WideningKernel {
 #endif
 
 // How a kernel finds integer weights: a block of bytes, of bytes of 7 bits, of nibbles, of nibbles that
-// are codes of iq4, or of the high nibbles of bytes whose low ones are in another block (layout planes).
-enum class Stored { bytes, small_bytes, nibbles, iq4, planes };
+// are codes of iq4, of codes of 6 bits, or of the high nibbles of bytes whose low ones are in another
+// block (layout planes).
+enum class Stored { bytes, small_bytes, nibbles, iq4, six, planes };
 
 template <class Of>
 constexpr Stored kStoredAs = Of::kPlanes                   ? Stored::planes
                              : Of::kWeight == DType::iq4   ? Stored::iq4
+                             : Of::kWeight == DType::i6    ? Stored::six
                              : Of::kBlockDepth == 8        ? Stored::nibbles
                                                            : Stored::bytes;
 
 // The parts in which a block of codes is multiplied.
-template <Stored kStored>
+//   kFetched  bytes of memory that a block was made of
+template <Stored kStored, int kFetched = kStored == Stored::six ? 3 * kBlockBytes : kBlockBytes>
 struct Codes {
+  static constexpr bool kAddsInWords = kStored == Stored::nibbles;
+  // Of a block.
+  static constexpr int kBytes = kStored == Stored::six ? 3 * kBlockBytes : kBlockBytes;
   static constexpr int kPartsOfBytes = kBytesAreWords ? 2 : 1;
   static constexpr bool kHalves = kStored == Stored::nibbles || kStored == Stored::iq4;
   static constexpr int kParts = kHalves                         ? 2
+                                : kStored == Stored::six         ? 4
                                 : kStored == Stored::planes      ? 2 * kPartsOfBytes
                                 : kStored == Stored::small_bytes ? 1
                                                                  : kPartsOfBytes;
 
   template <int P>
   TRTC_INLINE static void fetch_ahead(const Step<P>& s, int p, std::int64_t block) {
-    const std::byte* ahead = s.ahead[p] + (kStored == Stored::small_bytes ? block / 2 : block) * kBlockBytes;
-    fetch<kStreams<P>>(ahead);
+    const std::byte* ahead = s.ahead[p] + block * kFetched;
+#pragma GCC unroll 3
+    for (int line = 0; line < kFetched; line += kBlockBytes) fetch<kStreams<P>>(ahead + line);
     if constexpr (kStored == Stored::planes) fetch<kStreams<P>>(ahead + s.fine);
   }
 
   // Of the block at w.
   template <int part, int P>
   TRTC_INLINE static I32x16 load_part(const Step<P>& s, const std::byte* w) {
+    if constexpr (kStored == Stored::six) return six_bits<part>(w);
     const I32x16 block = load_cells(w);
     if constexpr (kStored == Stored::bytes) return byte_part<part>(block);
     if constexpr (kStored == Stored::small_bytes) return block;
@@ -192,7 +201,8 @@ struct Codes {
 
   TRTC_INLINE static void dot(I32x16& sum, I32x16 part, Cell x) {
     if constexpr (kStored == Stored::nibbles) return dot_nibbles(sum, part, x);
-    if constexpr (kStored == Stored::iq4 || kStored == Stored::small_bytes) return dot_small_bytes(sum, part, x);
+    constexpr bool kSmall = kStored == Stored::iq4 || kStored == Stored::six || kStored == Stored::small_bytes;
+    if constexpr (kSmall) return dot_small_bytes(sum, part, x);
     return dot_bytes(sum, part, x);
   }
 
@@ -207,12 +217,11 @@ struct Codes {
 };
 
 // Calls dot(sum, part of a block, cell) for blocks [begin, end), a cell a part and row from x on.
-template <Stored kStored, int R, int P, class Dot>
+template <class Of, int R, int P, class Dot>
 TRTC_INLINE void each_product(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
                               std::int64_t end, Dot&& dot) {
-  using Of = Codes<kStored>;
   for (std::int64_t i = begin; i < end; ++i, x += Of::kParts * R) {
-    const std::byte* w = s.w + i * kBlockBytes;
+    const std::byte* w = s.w + i * Of::kBytes;
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) Of::fetch_ahead(s, p, i);
     // Each part is read again: a tile of sums leaves few registers.
@@ -231,25 +240,24 @@ TRTC_INLINE void each_product(I32x16 (&sums)[R][P], const Step<P>& s, const std:
 }
 
 // sums += blocks [begin, end) by the cells from x on.
-template <Stored kStored, int R, int P>
+template <class Of, int R, int P>
 TRTC_INLINE void multiply_codes(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
                                 std::int64_t end) {
 #ifdef TRTC_AVX2
-  if constexpr (kStored == Stored::nibbles) {
-    constexpr std::int64_t kBlocks = kWordProducts / Codes<kStored>::kParts;
+  if constexpr (Of::kAddsInWords) {
+    constexpr std::int64_t kBlocks = kWordProducts / Of::kParts;
     for (; begin < end; begin += kBlocks, x += kWordProducts * R) {
       I32x16 words[R][P];
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { words[r][p] = splat(0); });
-      each_product<kStored>(words, s, x, begin, begin + kBlocks < end ? begin + kBlocks : end,
-                         [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA { dot_in_words(sum, w, cell); });
+      each_product<Of>(words, s, x, begin, begin + kBlocks < end ? begin + kBlocks : end,
+                       [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA { dot_in_words(sum, w, cell); });
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { add_words(sums[r][p], words[r][p]); });
     }
     return;
   }
 #endif
-  each_product<kStored>(sums, s, x, begin, end, [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA {
-    Codes<kStored>::dot(sum, w, cell);
-  });
+  each_product<Of>(sums, s, x, begin, end,
+                   [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA { Of::dot(sum, w, cell); });
 }
 
 // int8 by int8: totals are int32 and exact.
@@ -259,7 +267,8 @@ struct ByteKernel {
     auto* totals = reinterpret_cast<std::int32_t*>(s.totals);
     I32x16 sums[R][P];
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(totals + r * P * kPanel + p * kPanel); });
-    multiply_codes<Stored::bytes>(sums, s, s.x, 0, s.cells / Codes<Stored::bytes>::kParts);
+    using Bytes = Codes<Stored::bytes>;
+    multiply_codes<Bytes>(sums, s, s.x, 0, s.cells / Bytes::kParts);
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(totals + r * P * kPanel + p * kPanel, sums[r][p]); });
   }
 };
@@ -267,7 +276,7 @@ struct ByteKernel {
 // int8, rounded by row and group, by weights of a group: an exact int32 sum, then one multiply-add
 // into the float total. Codes are unsigned: what their offset or zero points add to a sum is taken off
 // first.
-template <class Of, Stored kStored>
+template <class Of, class Codes>
 struct DynamicKernel {
   template <int R, int P>
   static void run(const Step<P>& s) {
@@ -284,13 +293,13 @@ struct DynamicKernel {
       });
       const std::uint32_t* x = s.x + begin * R;
       const std::int64_t first = begin / n, last = (begin + cells) / n - 1;
-      multiply_codes<kStored>(sums, s, x, first, last);
+      multiply_codes<Codes>(sums, s, x, first, last);
       finish<R, P>(sums, s, x + (last - first) * n * R, last, group);
     });
   }
 
  private:
-  static constexpr int n = Codes<kStored>::kParts;  // cells of a block
+  static constexpr int n = Codes::kParts;  // cells of a block
 
   TRTC_INLINE static F32x16 scales_of(const std::byte* p) {
     if constexpr (Of::kByteScales) return byte_scales(reinterpret_cast<const std::uint8_t*>(p));
@@ -312,10 +321,10 @@ struct DynamicKernel {
       constexpr std::int64_t kBytes = kPanel * Of::kScaleBytes;
       w_scale[p] = scales_of(s.w_scale[p] + group * kBytes);
       fetch<kStreams<P>>(s.ahead_scale[p] + group * kBytes);
-      Codes<kStored>::fetch_ahead(s, p, last);
-      const std::byte* block = s.w + p * s.panel_stride + last * kBlockBytes;
-      Codes<kStored>::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
-        codes[part][p] = Codes<kStored>::template load_part<part>(s, block);
+      Codes::fetch_ahead(s, p, last);
+      const std::byte* block = s.w + p * s.panel_stride + last * Codes::kBytes;
+      Codes::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
+        codes[part][p] = Codes::template load_part<part>(s, block);
       });
     }
 #pragma GCC unroll 16
@@ -324,7 +333,7 @@ struct DynamicKernel {
       for (int j = 0; j < n; ++j) {
         const Cell cell = broadcast_cell(x + j * R + r);
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) Codes<kStored>::dot(sums[r][p], codes[j][p], cell);
+        for (int p = 0; p < P; ++p) Codes::dot(sums[r][p], codes[j][p], cell);
       }
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -357,7 +366,9 @@ struct KernelOf<Of, kStep> {
 template <class Of, int kStep>
   requires(Of::kPath == Path::dynamic)
 struct KernelOf<Of, kStep> {
-  using type = DynamicKernel<Of, Of::kExpands && !kWidensInRegisters<Of, kStep> ? Stored::small_bytes : kStoredAs<Of>>;
+  static constexpr bool kIsExpanded = Of::kExpands && !kWidensInRegisters<Of, kStep>;
+  using Expanded = Codes<Stored::small_bytes, Of::kStoredBytes / Of::kExpansion>;
+  using type = DynamicKernel<Of, std::conditional_t<kIsExpanded, Expanded, Codes<kStoredAs<Of>>>>;
 };
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>

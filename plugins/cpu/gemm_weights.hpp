@@ -6,6 +6,7 @@
 
 #include "gemm_format.hpp"
 #include "vector.hpp"
+#include "gemm_six_bits.hpp"
 #if defined(TRTC_AVX512)
 #include "gemm_expand_avx512.hpp"
 #elif defined(TRTC_AVX2)
@@ -77,10 +78,18 @@ TRTC_INLINE void widen(const std::byte* from, const std::int32_t* zero, I32x16 (
 #endif
 
 // One block of codes of iq4 as bytes, in cells of 4 of K.
-TRTC_INLINE void look_up_block(const std::byte* from, I32x16 (&out)[2]) {
+TRTC_INLINE void unsigned_bytes(const std::byte* from, I32x16 (&out)[2]) {
   const I32x16 block = load_cells(from), mask = splat(0x0f0f0f0f);
   out[0] = look_up(bit_and(block, mask), kIq4Bytes.data());
   out[1] = look_up(bit_and(shift_right<4>(block), mask), kIq4Bytes.data());
+}
+
+// The same of codes of 6 bits.
+TRTC_INLINE void unsigned_bytes(const std::byte* from, I32x16 (&out)[4]) {
+  out[0] = six_bits<0>(from);
+  out[1] = six_bits<1>(from);
+  out[2] = six_bits<2>(from);
+  out[3] = six_bits<3>(from);
 }
 
 // One block as floats: out[k][16]. zero: int32 of this panel's columns, when there are zero points.
@@ -116,6 +125,19 @@ void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
   }
 }
 
+// One block of codes of 6 bits as floats: out[k][16].
+inline void expand_six_f32(const std::byte* block, float* out) {
+  const auto byte_at = [&](std::int64_t at) { return static_cast<int>(block[at]); };
+  for (int k = 0; k < 16; ++k) {
+    for (int c = 0; c < kPanel; ++c) {
+      const int place = c * 4 + kByteOrder[k % 4];
+      const int low = byte_at(k / 8 * kBlockBytes + place) >> (k % 8 / 4 * 4) & 15;
+      const int high = byte_at(2 * kBlockBytes + place) >> (k / 4 * 2) & 3;
+      out[k * kPanel + c] = static_cast<float>((high << 4 | low) - kSixOffset);
+    }
+  }
+}
+
 // One block of layout compact as floats: out[k][16].
 inline void expand_compact_f32(const std::byte* block, float* out) {
   for (int k = 0; k < 8; ++k) {
@@ -137,7 +159,7 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
     if constexpr (P::kPath == Path::dynamic) {
       I32x16 bytes[P::kExpansion];
-      look_up_block(in, bytes);
+      unsigned_bytes(in, bytes);
       for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, bytes[i]);
       continue;
     }
@@ -151,6 +173,10 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
 #endif
     if constexpr (P::kCompact) {
       expand_compact_f32(in, reinterpret_cast<float*>(out));
+      continue;
+    }
+    if constexpr (P::kWeight == DType::i6) {
+      expand_six_f32(in, reinterpret_cast<float*>(out));
       continue;
     }
     expand_f32<P::kWeight, P::kHasZero>(in, zeros, reinterpret_cast<float*>(out));

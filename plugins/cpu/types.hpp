@@ -37,8 +37,8 @@ struct f4e2m1x2 {
 };
 
 // Values of the operators' enum attributes.
-// iq4: codes of gemm_format.hpp's kIq4Values, two a byte.
-enum class DType { f32, bf16, f16, f8e4m3, f4e2m1, i8, i4, u4, i32, u8, iq4 };
+// iq4: codes of gemm_format.hpp's kIq4Values, two a byte. i6: integers of 6 bits, packed.
+enum class DType { f32, bf16, f16, f8e4m3, f4e2m1, i8, i4, u4, i32, u8, iq4, i6 };
 enum class Activation { silu, gelu_tanh, relu2, quick_gelu, sigmoid };
 enum class Layout { row_major, packed, planes, compact };
 enum class Multiply { exact, dynamic_i8 };

@@ -22,7 +22,8 @@ template <class C>
 struct TablePanels {
   static constexpr bool kPlanes = C::layout == Layout::planes;
   static constexpr int kBlockDepth = kPlanes ? 8 : gemm::block_depth(C::weight_dtype);
-  static constexpr std::int64_t kBytes = gemm::ceil_div(C::H, kBlockDepth) * gemm::kBlockBytes;  // of each
+  static constexpr int kBlockBytes = (C::weight_dtype == DType::i6 ? 3 : 1) * gemm::kBlockBytes;
+  static constexpr std::int64_t kBytes = gemm::ceil_div(C::H, kBlockDepth) * kBlockBytes;  // of each
   static constexpr std::int64_t kPlaneBytes = gemm::ceil_div(C::V, gemm::kPanel) * kBytes;
 };
 
@@ -30,9 +31,13 @@ struct TablePanels {
 template <class C>
 int panel_number(const std::uint8_t* panel, std::int64_t column, std::int64_t i) {
   using P = TablePanels<C>;
-  const std::uint8_t* cell = panel + i / P::kBlockDepth * gemm::kBlockBytes + column * 4 + gemm::kByteOrder[i % 4];
+  const std::uint8_t* cell = panel + i / P::kBlockDepth * P::kBlockBytes + column * 4 + gemm::kByteOrder[i % 4];
   const auto nibble = [&](const std::uint8_t* plane) { return *plane >> (i % 8 / 4 * 4) & 15; };
   if constexpr (C::weight_dtype == DType::iq4) return gemm::kIq4Values[nibble(cell)];
+  if constexpr (C::weight_dtype == DType::i6) {
+    const int high = cell[2 * gemm::kBlockBytes] >> (i % 16 / 4 * 2) & 3;
+    return (high << 4 | nibble(cell + i % 16 / 8 * gemm::kBlockBytes)) - gemm::kSixOffset;
+  }
   if constexpr (P::kPlanes) return 16 * (nibble(cell) - 8) + nibble(cell + P::kPlaneBytes) - 8;
   return *cell - 128;
 }

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.gemm.triton.weights import iq4_number, iq4_scale
+from trtc.plugins.gemm.triton.weights import iq4_number, iq4_scale, six_bit_number
 from trtc.plugins.gpu.lowering import Site, Variant
 from trtc.plugins.gpu.triton import launch_dependents, row_and_columns, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import by_columns
@@ -25,14 +25,15 @@ def embedding(
     SCALE: tl.constexpr,
     GROUP: tl.constexpr,
     IQ4: tl.constexpr,
+    SIX_BITS: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """GROUP: columns that share one of table_scale. IQ4: the table has codes of plugins/iq4.py, two
-    a byte, the first in the low half. TILES: it lies with its scales in the order of
-    plugins/tiles.py, else row-major."""
+    a byte, the first in the low half. SIX_BITS: it is in layout split of plugins/six_bits.py.
+    TILES: it lies with its scales in the order of plugins/tiles.py, else row-major."""
     launch_dependents(OVERLAPS)
     row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
     inside = column < COLUMNS
@@ -47,7 +48,12 @@ def embedding(
             at = tile + token % 16 * 128 + column % 128
         else:
             at = token * TABLE_STRIDE + column
-        if IQ4:
+        if SIX_BITS:
+            unit = table + token * (COLUMNS // 4 * 3) + column // 128 * 96 + column % 128 // 4
+            low = tl.load(unit + column % 4 // 2 * 32, mask=inside, other=0).to(tl.int32)
+            high = tl.load(unit + 64, mask=inside, other=0).to(tl.int32)
+            values = six_bit_number(low >> column % 2 * 4, high >> column % 4 * 2)
+        elif IQ4:
             codes = tl.load(table + at // 2, mask=inside, other=0).to(tl.int32)
             values = iq4_number((codes >> (at % 2 * 4).to(tl.int32)) & 15)
         else:
@@ -74,10 +80,11 @@ def lower(site: Site) -> tuple[Variant, ...]:
         site,
         embedding,
         columns=site.axes["H"],
-        vector_of="out" if site.attributes["weight_dtype"] == "iq4" else "table",
+        vector_of="out" if site.attributes["weight_dtype"] in ("i6", "iq4") else "table",
         constants={
             "NUM_TOKEN_IDS": site.axes["V"],
             "TABLE_STRIDE": site.strides["table"],
+            "SIX_BITS": site.attributes["layout"] == "split",
             "OUT_STRIDE": site.strides["out"],
             "SCALE": float(site.attributes["scale"]),
             "GROUP": int(site.attributes["group_size"]),

@@ -8,7 +8,8 @@ EMBEDDING = FusedOp(
     summary="out = (table * table_scale)[token_ids] * scale",
     inputs=(
         Parameter("token_ids", ("M",), ("i32",), role="step"),
-        # [V, H] in layout row_major; of iq4 codes u4. In the other layouts as a linear's weight.
+        # [V, H] in layout row_major; of iq4 codes u4, of i6 i8. In the other layouts as a linear's
+        # weight.
         Parameter("table", ("V", "H"), ("f32", "bf16", "i8", "u8", "u4"), role="weight"),
         # Of an int8 or iq4 table: one a group of group_size columns, in the same layout. u8: bytes
         # of plugins/iq4.py, in the units of scale_unit.
@@ -20,14 +21,16 @@ EMBEDDING = FusedOp(
         # Of the table, which its bytes do not say.
         Attribute("V", "int"),
         Attribute("H", "int"),
-        Attribute("weight_dtype", "enum", choices=("f32", "bf16", "i8", "iq4"), cpp_enum="DType"),
+        Attribute(
+            "weight_dtype", "enum", choices=("f32", "bf16", "i8", "i6", "iq4"), cpp_enum="DType"
+        ),
         Attribute("scale", "float", default=1.0),
         Attribute("group_size", "int", 0),
         Attribute(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "planes", "tiles"),
+            choices=("row_major", "packed", "planes", "tiles", "split"),
             cpp_enum="Layout",
         ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),

@@ -19,7 +19,7 @@ from trtc.plugins.gpu.triton_launch import count_index, site_launch, vector
 
 _BLOCK = 1024
 """Elements of a row that a program of `cap` takes."""
-_INTEGERS = ("i8", "i4", "u4", "iq4")
+_INTEGERS = ("i8", "i6", "i4", "u4", "iq4")
 _FP8_MULTIPLE = 16
 """What N and K must be a multiple of for cuBLASLt's E4M3 products."""
 
@@ -119,7 +119,7 @@ def cap(
 
 
 def lower_gemm(site: Site) -> tuple[Variant, ...]:
-    """Variants of a linear whose weight is row-major, or 4-bit in tiles.
+    """Variants of a linear whose weight is row-major, 4-bit in tiles, or 6-bit and split.
 
     Raises:
         UnsupportedError: weights in groups that are too small for the tensor cores.

@@ -8,7 +8,7 @@
 All but the last give exact products; for one row, of numbers that differ from x by less than a
 2^30th of the largest nearby. The last rounds a dequantised weight to bf16, which is where the
 source graph's DequantizeLinear rounds it too. int8 x is always multiplied the third way, and E4M3
-weights the last two.
+and 6-bit weights the last two.
 """
 
 from collections.abc import Iterable, Iterator

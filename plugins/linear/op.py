@@ -10,7 +10,8 @@ LINEAR = FusedOp(
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
         # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py,
-        # in layout compact (bf16) those of plugins/compact.py. Of iq4 (plugins/iq4.py) codes u4.
+        # in layout compact (bf16) those of plugins/compact.py, in layout split (i6) those of
+        # plugins/six_bits.py. Of iq4 (plugins/iq4.py) codes u4, of i6 (plugins/six_bits.py) i8.
         # In layout tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
         Parameter(
             "weight",
@@ -34,20 +35,21 @@ LINEAR = FusedOp(
     outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
         Attribute("N", "int"),
-        # Input channels that share a scale: whole blocks of the packed layout (8 if 4-bit).
+        # Input channels that share a scale: whole blocks of the packed layout (8 if 4-bit,
+        # 16 if 6-bit).
         # The last group may be shorter. 0: one scale a row.
         Attribute("group_size", "int", 0),
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "iq4"),
+            choices=("f32", "bf16", "f8e4m3", "i8", "i6", "i4", "u4", "iq4"),
             cpp_enum="DType",
         ),
         Attribute(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "planes", "compact", "tiles"),
+            choices=("row_major", "packed", "planes", "compact", "tiles", "split"),
             cpp_enum="Layout",
         ),
         # dynamic_i8: bf16 x is rounded to int8 by row and group; for integer weights only.

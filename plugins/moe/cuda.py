@@ -135,8 +135,8 @@ def _cuts(site: Site) -> Iterator[tuple[int, Cut]]:
 
 
 def _bits_of(weight: str) -> int:
-    """Of a code of a weight type."""
-    return 4 if weight == "iq4" else DTYPES[weight].bits
+    """Of a code of a weight type. Tiles of 6 bits are as those of 8."""
+    return {"iq4": 4, "i6": 8}.get(weight) or DTYPES[weight].bits
 
 
 def variant_of(site: Site, rows: int, tile: Tile | Cut) -> Variant:

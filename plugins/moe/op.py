@@ -15,8 +15,8 @@ MOE = FusedOp(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
         # Of L experts: all E, or those that expert_map numbers. Gate rows before up rows, or up
-        # rows alone. In layouts packed and compact: the experts' bytes one after another; in layout
-        # tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py says.
+        # rows alone. In layouts packed, compact and split: the experts' bytes one after another; in
+        # layout tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py says.
         Parameter("gate_up", ("L", "parts*I", "H"), _WEIGHTS, role="weight"),
         Parameter("down", ("L", "H", "I"), _WEIGHTS, role="weight"),
         Parameter("gate_up_scale", ("L", "parts*I", "GH"), _SCALES, role="weight", optional=True),
@@ -80,14 +80,14 @@ MOE = FusedOp(
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "iq4"),
+            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i6", "i4", "u4", "iq4"),
             cpp_enum="DType",
         ),
         Attribute(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "compact", "tiles"),
+            choices=("row_major", "packed", "compact", "tiles", "split"),
             cpp_enum="Layout",
         ),
         # How each expert's inputs are rounded: static scales for f8e4m3 and i8, dynamic ones by

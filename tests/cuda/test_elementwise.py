@@ -14,6 +14,7 @@ from tests.support.elementwise import (
     like,
     lookup_call,
     rms_norm,
+    six_bit_table,
     sliced,
     swiglu,
     turned,
@@ -182,6 +183,12 @@ def test_an_iq4_table_lies_in_rows_or_tiles(dtype: str) -> None:
     for call in iq4_tables(np.random.default_rng(8), dtype, 256):
         if call.attributes["layout"] != "packed":  # which CPU engines have
             assert_close(call, run_lowered(call))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_table_of_six_bits_is_split(dtype: str) -> None:
+    call = six_bit_table(np.random.default_rng(9), dtype, 384, layout="split")
+    assert_close(call, run_lowered(call))
 
 
 @pytest.mark.parametrize("out_dtype", ["bf16", "f8e4m3"])

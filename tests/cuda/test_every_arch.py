@@ -22,6 +22,7 @@ from trtc.protos.errors import UnsupportedError
 needs_triton()
 
 from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
+from trtc.plugins.gemm.triton.weights import SIX_BITS  # noqa: E402
 
 NO_KERNELS = {"all_reduce"}
 """NCCL alone."""
@@ -31,7 +32,7 @@ Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 def sources_of(op: str, sm: int) -> Sources:
     """The first specialisation of each of its kernels, by the file and entry, and the first that
-    has scales of rows, or decays of channels."""
+    has scales of rows, decays of channels, or weights of 6 bits."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -46,8 +47,11 @@ def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     by_row = " by row" * any(one.name in _SCALES_OF_ROWS for one in source.parameters)
     if isinstance(source, CudaSource):
         return source.file, source.entry + by_row
-    by_channel = " by channel" * (source.constants.get("DECAYS", 1) != 1)
-    return source.function.fn.__module__, source.function.fn.__name__ + by_row + by_channel
+    constants = source.constants
+    by_channel = " by channel" * (constants.get("DECAYS", 1) != 1)
+    is_split = constants.get("NIBBLES") == SIX_BITS.value or constants.get("SIX_BITS")
+    kind = by_row + by_channel + " in six bits" * bool(is_split)
+    return source.function.fn.__module__, source.function.fn.__name__ + kind
 
 
 @functools.cache

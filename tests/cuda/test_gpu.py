@@ -191,10 +191,12 @@ def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> N
         Linear("bf16", "i4", HIDDEN, INTERMEDIATE, 16, layout="row_major", out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 32, layout="tiles", bytes=True, out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 16, layout="row_major", bytes=True, out="f32"),
+        Linear("bf16", "i6", HIDDEN, INTERMEDIATE, 128, layout="split", out="f32"),
+        Linear("f32", "i6", 256, 128, 128, layout="split", out="f32"),
     ],
     ids=str,
 )
-def test_4_bit_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
+def test_narrow_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
     """Each of Triton's kernels, with as many rows as it takes."""
     call = linear_call(rng, case, rows=256)
     aligned = {**call.inputs, "x": np.ascontiguousarray(call.inputs["x"])}
@@ -219,11 +221,20 @@ def test_mxfp4_experts_of_a_published_size(gpu: Gpu, rng: np.random.Generator, r
 
 
 @pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, 1), (700, 2)])
-@pytest.mark.parametrize("weight", ["i4", "iq4"])
-def test_4_bit_experts_in_groups_of_16(
-    gpu: Gpu, rng: np.random.Generator, weight: str, rows: int, variant: int
+@pytest.mark.parametrize(
+    ("weight", "group", "layout"),
+    [("i4", 16, "row_major"), ("iq4", 16, "row_major"), ("i6", 128, "split")],
+)
+def test_experts_of_4_and_6_bits(
+    gpu: Gpu,
+    rng: np.random.Generator,
+    weight: str,
+    group: int,
+    layout: str,
+    rows: int,
+    variant: int,
 ) -> None:
-    call = moe_call(rng, Experts("bf16", weight, 512, 768, 16, layout="row_major"), rows)
+    call = moe_call(rng, Experts("bf16", weight, 512, 768, group, layout=layout), rows)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 

@@ -14,6 +14,7 @@ from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.rounding import cast
+from trtc.plugins.six_bits import join
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
@@ -41,11 +42,14 @@ CASES = [
     Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True, softcap=3.0),
     Case("bf16", "iq4", 37, 96, 16, layout="row_major", bytes=True, residual=True),
     Case("f32", "iq4", 16, 64, 32, layout="row_major", out="f32"),
+    Case("bf16", "i6", 70, 384, 128, layout="split", bias=True, residual=True),
+    Case("f32", "i6", 16, 256, 128, layout="split", out="f32"),
 ]
 WIDENED = [
     Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
     Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
     Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True),
+    Case("bf16", "i6", 48, 256, 128, layout="split", bias=True),
     Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
     Case("bf16", "f8e4m3", 48, 256, 128, layout="row_major"),
 ]
@@ -86,6 +90,8 @@ def dequantised(call: KernelCall, case: Case) -> np.ndarray:
     )
     if case.layout == "tiles":
         weight, scale, zero = untile(weight, CHANNELS), untile_groups(scale), untile_groups(zero)
+    if case.layout == "split":
+        weight = join(weight, case.columns, case.depth)
     if case.weight == "iq4":
         weight = values_of(weight)
     if case.bytes:

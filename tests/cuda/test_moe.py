@@ -40,6 +40,7 @@ CUDA_CASES = [
     Case("bf16", "i8", 33, 24, quant="dynamic_i8", layout="row_major"),
     Case("bf16", "i8", 96, 64, quant="dynamic_i8", hadamard=32, layout="row_major"),
     Case("bf16", "iq4", 256, 128, 32, layout="tiles"),
+    Case("bf16", "i6", 256, 128, 128, layout="split"),
 ]
 CALLS = [moe_call(np.random.default_rng(80 + i), case) for i, case in enumerate(CUDA_CASES)]
 IN_PAIRS, IN_BLOCKS = 0, -1  # variants

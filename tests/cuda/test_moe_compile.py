@@ -24,7 +24,7 @@ def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
         dtypes={
             "x": "bf16",
             "router_logits": "f32",
-            **dict.fromkeys(("gate_up", "down"), "u4" if weight == "iq4" else weight),
+            **dict.fromkeys(("gate_up", "down"), {"iq4": "u4", "i6": "u8"}.get(weight, weight)),
             "out": "bf16",
             **dict.fromkeys(names, "f32"),
         },
@@ -38,7 +38,9 @@ def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
                 "activation": "silu",
                 "group_size": group,
                 "weight_dtype": weight,
-                "layout": "tiles" if group == 128 else "row_major",
+                "layout": {"i4": "tiles", "i6": "split"}.get(weight, "row_major")
+                if group == 128
+                else "row_major",
                 "act_quant": quant,
                 "out_dtype": "bf16",
             }
@@ -63,8 +65,8 @@ def test_experts_compile(sm: int) -> None:
     assert entries == ["route", "gather", "gate_up", "down", "combine"]
 
 
-@pytest.mark.parametrize(("weight", "group"), [("i4", 32), ("iq4", 16)])
-def test_experts_in_small_groups_compile_for_wgmma(weight: str, group: int) -> None:
+@pytest.mark.parametrize(("weight", "group"), [("i4", 32), ("iq4", 16), ("i6", 128)])
+def test_experts_in_groups_compile_for_wgmma(weight: str, group: int) -> None:
     (variant,) = moe.lower(moe_site(90, weight, group=group))[-1:]
     _, down = compiled(variant, 90, PRODUCTS)
     assert "wgmma" in down.ptx.decode()

@@ -22,14 +22,14 @@ from trtc.plugins.layouts import (
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import CheckpointError
 
-RANGES = {"i8": (-128, 128), "i4": (-8, 8), "u4": (0, 16), "iq4": (0, 16)}
+RANGES = {"i8": (-128, 128), "i6": (-32, 32), "i4": (-8, 8), "u4": (0, 16), "iq4": (0, 16)}
 
 
 def every_code(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Random values of a weight type: all codes of the narrow ones, but NaN."""
     if dtype in RANGES:
         return rng.integers(*RANGES[dtype], shape).astype(
-            NUMPY_DTYPES["u4" if dtype == "iq4" else dtype]
+            NUMPY_DTYPES[{"iq4": "u4", "i6": "i8"}.get(dtype, dtype)]
         )
     if dtype == "f8e4m3":
         codes = rng.integers(0, 255, shape).astype(np.uint8)
@@ -77,6 +77,28 @@ def test_a_block_is_one_cell_a_column():
     i4[column, 8:] = [1, 2, 3, 4, 5, 6, 7, -8]
     cell = pack(i4.astype(NUMPY_DTYPES["i4"]), "i4")[first : first + 4].tolist()
     assert cell == [0x9 | 0xD0, 0xB | 0xF0, 0xA | 0xE0, 0xC | 0x00]
+
+
+def test_six_bits_are_two_blocks_of_nibbles_and_one_of_pairs() -> None:
+    """Written out for column 5 of the second block."""
+    column, first = 5, 3 * BLOCK + 5 * 4
+    codes = [17, 2, 35, 63, 0, 16, 48, 5, 33, 34, 18, 19, 62, 47, 1, 32]
+    weight = np.zeros((PANEL, 32), np.int8)
+    weight[column, 16:] = np.array(codes) - 32
+    packed = pack(weight, "i6")
+    assert packed.nbytes == packed_bytes(PANEL, 32, "i6") == PANEL * 32 * 6 // 8
+    lines = [packed[first + line * BLOCK :][:4].tolist() for line in range(3)]
+    order = (0, 2, 1, 3)
+    for half in (0, 1):
+        of = codes[8 * half :]
+        assert lines[half] == [of[k] % 16 + of[4 + k] % 16 * 16 for k in order]
+    assert lines[2] == [sum(codes[4 * i + k] // 16 << 2 * i for i in range(4)) for k in order]
+
+
+@pytest.mark.parametrize("code", [-33, 32])
+def test_codes_of_more_than_six_bits_are_refused(code: int) -> None:
+    with pytest.raises(AssertionError):
+        pack(np.full((1, 16), code, np.int8), "i6")
 
 
 def test_planes_are_the_high_and_the_low_nibbles() -> None:

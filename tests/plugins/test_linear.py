@@ -27,6 +27,7 @@ CALLS = [linear_call(np.random.default_rng(40 + i), case) for i, case in enumera
 EVERY_CODE = Case("bf16", "f8e4m3", 254, 1, out="f32")
 EXTREMES = Case("i8", "i8", 16, 2049, input_scale=True, out="f32")
 IQ4_EXTREMES = Case("bf16", "iq4", 16, 264, 32, bytes=True, activation="dynamic_i8", out="f32")
+SIX_BIT_EXTREMES = Case("bf16", "i6", 16, 272, 128, activation="dynamic_i8", out="f32")
 NIBBLE_EXTREMES = Case("bf16", "i4", 16, 264, 128, activation="dynamic_i8", out="f32")
 
 
@@ -72,9 +73,23 @@ def iq4_extremes_call() -> KernelCall:
     return replace(call, inputs={**inputs, "scale_unit": np.ones(16, np.float32)})
 
 
+def six_bit_extremes_call() -> KernelCall:
+    """The same of 31 and -32: as bytes 63 and 0."""
+    call = linear_call(np.random.default_rng(0), SIX_BIT_EXTREMES, rows=3)
+    x = np.array([[-1], [1], [-1]], NUMPY_DTYPES["bf16"]).repeat(272, axis=1)
+    weight = np.full((16, 272), 31, np.int8)
+    weight[1::2] = -32
+    scales = stored_groups(np.ones((16, 3), np.float32), "packed")
+    inputs = {"x": x, "weight": stored(weight, "i6", "packed"), "weight_scale": scales}
+    return replace(call, inputs=inputs)
+
+
 @functools.cache
 def library_of(isa: str) -> KernelLibrary:
-    extremes = (every_code_call(), extremes_call(), nibble_extremes_call(), iq4_extremes_call())
+    extremes = (
+        *(every_code_call(), extremes_call(), nibble_extremes_call()),
+        *(iq4_extremes_call(), six_bit_extremes_call()),
+    )
     return compile_kernels([in_memory(call) for call in (*CALLS, *extremes)], isa)
 
 
@@ -101,7 +116,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(library, call):
 
 def test_optimisation_changes_no_bit():
     """Of floats, of weights widened in registers and of bytes, as engines are compiled."""
-    kinds = ("bf16xbf16-100x521", "bf16xu4-64x200", "bf16xiq4-97x1096")
+    kinds = ("bf16xbf16-100x521", "bf16xu4-64x200", "bf16xiq4-97x1096", "bf16xi6-97x1160")
     calls = [
         in_memory(call)
         for call, case in zip(CALLS, CASES, strict=True)
@@ -147,9 +162,14 @@ def test_sums_of_the_largest_nibbles_do_not_overflow(library):
     assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
 
 
-def test_sums_of_the_largest_codes_do_not_overflow(library):
-    out = library.run(in_memory(iq4_extremes_call()))["out"]
-    columns = np.where(np.arange(16) % 2, VALUES[0], VALUES[-1]) * 264
+@pytest.mark.parametrize(
+    ("call", "least", "most"),
+    [(iq4_extremes_call(), VALUES[0], VALUES[-1]), (six_bit_extremes_call(), -32, 31)],
+    ids=["iq4", "i6"],
+)
+def test_sums_of_the_largest_codes_do_not_overflow(library, call, least, most):
+    out = library.run(in_memory(call))["out"]
+    columns = np.where(np.arange(16) % 2, least, most) * call.inputs["x"].shape[1]
     assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
 
 

@@ -50,6 +50,7 @@ def _bf16(*names: str) -> dict[str, str]:
 _SCALED = {"out_scale": "f32", "out": "q"}
 _BY_ROW = {"row_scale": "f32", "out": "bf16"}
 _WEIGHT = {"weight": "i4", "weight_scale": "f32"}
+_SPLIT = {"weight_dtype": "i6", "group_size": 128, "layout": "split"}
 _TILES = {"weight_dtype": "i4", "group_size": 128, "layout": "tiles"}
 SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "add": (_site("add", {"K": WIDTH}, {"factor": "f32"} | _bf16("x", "y", "out")),),
@@ -74,6 +75,15 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             H=WIDTH,
             weight_dtype="bf16",
             out_dtype="bf16",
+        ),
+        _site(
+            "embedding",
+            {},
+            {"token_ids": "i32", "table": "u8", "table_scale": "f32"} | _bf16("out"),
+            V=64,
+            H=WIDTH,
+            out_dtype="bf16",
+            **_SPLIT,
         ),
     ),
     "fused_linear": (
@@ -181,6 +191,14 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             N=WIDTH,
             out_dtype="bf16",
             **_TILES,
+        ),
+        _site(
+            "linear",
+            {"N": WIDTH, "K": WIDTH},
+            {"weight": "u8", "weight_scale": "f32"} | _bf16("x", "out"),
+            N=WIDTH,
+            out_dtype="bf16",
+            **_SPLIT,
         ),
         _site(
             "linear",

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
+from tests.support.weights import random_weight, stored, stored_groups
 from trtc.plugins.iq4 import scales_of
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.registry import REGISTRY
@@ -251,15 +252,38 @@ def iq4_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelC
     return [*lookups, KernelCall(lookups[0].op, lookups[0].attributes, plain)]
 
 
+def six_bit_table(
+    rng: np.random.Generator, dtype: str, width: int, layout: str = "packed"
+) -> KernelCall:
+    """A lookup in a table of 35 rows."""
+    codes = random_weight(rng, 35, width, dtype="i6")
+    scales = rng.uniform(-1.5, 1.5, (35, -(-width // 32))).astype(np.float32)
+    return KernelCall(
+        REGISTRY["embedding"],
+        {
+            **table_attributes(codes, "i6"),
+            "scale": 2.25,
+            "group_size": 32,
+            "layout": layout,
+            "out_dtype": dtype,
+        },
+        {
+            "token_ids": np.array([34, 0, 17, 17], np.int32),
+            "table": stored(codes, "i6", layout),
+            "table_scale": stored_groups(scales, layout),
+        },
+    )
+
+
 def cpu_grid() -> list[KernelCall]:
-    """What only CPU engines have: lookups of int8, and dequantised codes."""
+    """What only CPU engines have: packed lookups, and dequantised codes."""
     rng = np.random.default_rng(21)
     trips = [round_trip(rng, dtype, 576, 9) for dtype in ("f32", "bf16")]
     return trips + [
         call
         for width in WIDTHS
         for dtype in ("f32", "bf16")
-        for call in int8_tables(rng, dtype, width)
+        for call in (*int8_tables(rng, dtype, width), six_bit_table(rng, dtype, width))
     ]
 
 

@@ -76,6 +76,9 @@ CASES = [
     Case("bf16", "iq4", 33, 136, 32, activation="dynamic_i8", layout="row_major", bytes=True),
     Case("bf16", "iq4", 97, 264, 32, bytes=True, bias=True, residual=True),
     Case("bf16", "iq4", 40, 72, 32, layout="row_major"),
+    Case("bf16", "i6", 97, 1160, 128, activation="dynamic_i8", out="f32"),
+    Case("bf16", "i6", 170, 272, 32, activation="dynamic_i8", bias=True),
+    Case("bf16", "i6", 97, 264, 128, bias=True, residual=True),
     Case("bf16", "i8", 97, 1092, 128, activation="dynamic_i8", out="f32"),
     Case("bf16", "i8", 17, 70, activation="dynamic_i8"),
     Case("bf16", "i8", 40, 48, 16, activation="dynamic_i8", layout="row_major"),
@@ -88,6 +91,7 @@ CASES = [
     Case("bf16", "f8e4m3", 48, 96, 32),
     Case("f32", "i8", 16, 12, out="f32"),
     Case("f32", "i4", 16, 64, 32, out="f32"),
+    Case("f32", "i6", 16, 64, 32, out="f32"),
     Case("f32", "u4", 16, 64, 32, zero=True, out="f32"),
     Case("f32", "iq4", 16, 64, 32, out="f32"),
 ]

@@ -91,6 +91,7 @@ CASES = [
     Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", pre_scale=True),
     Case("bf16", "iq4", 64, 32, 32, quant="dynamic_i8"),
     Case("bf16", "i8", 96, 64, quant="dynamic_i8", hadamard=32),
+    Case("bf16", "i6", 64, 48, 16, quant="dynamic_i8"),
     Case("f32", "f32", 24, 20, **GPT_OSS),
     Case("bf16", "bf16", 48, 41, layout="row_major", **GPT_OSS),
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),

@@ -28,6 +28,16 @@ def bf16_iq4(packed):
 
 
 @triton.jit
+def bf16_six(first, second, high):
+    """By the definition: the high bits of a code count 16 each, and it is 32 too much."""
+    a = (first % 16).to(tl.float32) + (high % 4).to(tl.float32) * 16 - 32
+    b = (first // 16).to(tl.float32) + (high // 4 % 4).to(tl.float32) * 16 - 32
+    c = (second % 16).to(tl.float32) + (high // 16 % 4).to(tl.float32) * 16 - 32
+    d = (second // 16).to(tl.float32) + (high // 64).to(tl.float32) * 16 - 32
+    return a.to(tl.bfloat16), b.to(tl.bfloat16), c.to(tl.bfloat16), d.to(tl.bfloat16)
+
+
+@triton.jit
 def number_of_iq4(code):
     number = tl.zeros_like(code.to(tl.float32))
     for i in tl.static_range(16):

@@ -10,12 +10,13 @@ from tests.support.kernels import KernelCall
 from trtc.plugins.compact import pack_compact
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.plugins.six_bits import split
 from trtc.plugins.tiles import CHANNELS, tile
 
 Array = NDArray[Any]
 
 _NIBBLES = ("i4", "u4", "f4e2m1")
-_LIMITS = {"i8": 128, "i4": 8, "u4": 16, "iq4": 70}
+_LIMITS = {"i8": 128, "i6": 32, "i4": 8, "u4": 16, "iq4": 70}
 
 
 def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
@@ -25,7 +26,7 @@ def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
     if dtype in _LIMITS:
         low = 0 if dtype == "u4" else -_LIMITS[dtype]
         high = 16 if dtype == "u4" else _LIMITS[dtype]
-        return rng.integers(low, high, shape).astype(NUMPY_DTYPES[dtype])
+        return rng.integers(low, high, shape).astype(NUMPY_DTYPES["i8" if dtype == "i6" else dtype])
     spread = 2 if dtype == "f4e2m1" else 1
     return cast(spread * rng.standard_normal(shape).astype(np.float32), dtype)
 
@@ -35,12 +36,13 @@ def random_scales(
 ) -> Array:
     """[columns..., G] scales that undo the size of the codes and of a sum over `depth`.
 
-    Those of 4-bit groups have either sign, as calibration gives them: -8 reaches further than 7.
+    Those of groups of 4 and 6 bits have either sign, as calibration gives them: -8 reaches further
+    than 7.
     """
     groups = -(-depth // group) if group else 1
     size = _LIMITS.get(dtype, 1) * _LIMITS.get(x_dtype, 1) * depth**0.5
     scales: Array = rng.uniform(0.5, 1.5, (*columns, groups)) / size
-    if group and dtype in ("i4", "u4", "iq4"):
+    if group and dtype in ("i6", "i4", "u4", "iq4"):
         scales *= rng.choice([-1, 1], scales.shape)
     return scales.astype(np.float32)
 
@@ -50,6 +52,8 @@ def stored(weight: Array, dtype: str, layout: str) -> Array:
         return tile(weight, CHANNELS)
     if layout == "compact":
         return pack_compact(weight)
+    if layout == "split":
+        return split(weight)
     if layout == "planes":
         return pack_planes(np.clip(weight, -MOST_IN_PLANES, MOST_IN_PLANES))
     return pack(weight, dtype) if layout == "packed" else weight

@@ -1,6 +1,6 @@
 """Triton functions that multiply with weights of any type.
 
-Every 4-bit and 8-bit number is exact in bf16: a sum of products is as exact as with the weights
+Every number of 4, 6 and 8 bits is exact in bf16: a sum of products is as exact as with the weights
 themselves. Scales multiply sums, a group of channels at a time; those of E2M1 weights are powers of
 two, which multiply the weights themselves.
 """
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.six_bits import LEAST
 from trtc.protos.errors import UnsupportedError
 
 _MIN_GROUP = 16
@@ -23,6 +24,10 @@ E2M1_GROUP = tl.constexpr(32)
 """E2M1 weights that share a scale."""
 IQ4_CODES = tl.constexpr(2)
 """The value of NIBBLES for codes of plugins/iq4.py."""
+SIX_BITS = tl.constexpr(3)
+"""The value of NIBBLES for layout split of plugins/six_bits.py."""
+_SPECIAL = {"iq4": IQ4_CODES.value, "i6": SIX_BITS.value}
+_SIX_LEAST = tl.constexpr(LEAST)
 _IQ4_LEAST = tl.constexpr(VALUES[0])
 _IQ4_WORDS = tuple(
     int.from_bytes(bytes(value - VALUES[0] for value in VALUES[4 * i : 4 * i + 4]), "little")
@@ -59,6 +64,40 @@ _BF16_IQ4 = tl.constexpr(f"""{{
         }}""")
 
 
+def _six_bits_in_bf16() -> str:
+    """Four numbers of each of four bytes: pairs are moved beside the low bits of a code, which all
+    bytes of a word have at once; 0x4300 | code is the bf16 128 + code."""
+    low = ("mov.b32 low, $8;", "shr.u32 low, $8, 4;", "mov.b32 low, $9;", "shr.u32 low, $9, 4;")
+    pairs = (
+        "shl.b32 pairs, $10, 4;",
+        "shl.b32 pairs, $10, 2;",
+        "mov.b32 pairs, $10;",
+        "shr.u32 pairs, $10, 2;",
+    )
+    minus = 0xC300 - LEAST
+    lines = [
+        ".reg .b32 low, pairs, one, minus;",
+        "mov.b32 one, 0x3F803F80;",
+        f"mov.b32 minus, {minus << 16 | minus};",
+    ]
+    for number in range(4):
+        first, second = f"${2 * number}", f"${2 * number + 1}"
+        lines += [
+            low[number],
+            pairs[number],
+            "and.b32 pairs, pairs, 0x30303030;",
+            "lop3.b32 low, low, 0x0F0F0F0F, pairs, 0xEA;",
+            f"prmt.b32 {first}, low, 0x43434343, 0x4140;",
+            f"prmt.b32 {second}, low, 0x43434343, 0x4342;",
+            f"fma.rn.bf16x2 {first}, {first}, one, minus;",
+            f"fma.rn.bf16x2 {second}, {second}, one, minus;",
+        ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+_BF16_SIX = tl.constexpr(_six_bits_in_bf16())
+
+
 def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
     """How a kernel reads the weights of a site: constants of `product` and `weight_tile`.
 
@@ -78,7 +117,7 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
         )
     return {
         "GROUP": group,
-        "NIBBLES": IQ4_CODES.value if weight == "iq4" else int(weight in ("i4", "u4")),
+        "NIBBLES": _SPECIAL.get(str(weight), int(weight in ("i4", "u4"))),
         "SIGNED": weight == "i4",
         "TILES": attributes["layout"] == "tiles",
         # The scales of E2M1 weights do not divide sums, and come four at a time.
@@ -129,7 +168,7 @@ def product(
         column: [BLOCK_N] i64, the rows of `weight` that give the columns of the result.
         GROUP: channels that share a scale, a multiple of BLOCK_K or its half; 0: all of them.
         NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED;
-            IQ4_CODES: codes of plugins/iq4.py.
+            IQ4_CODES: codes of plugins/iq4.py. SIX_BITS: weight is in layout split.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
         E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
@@ -225,7 +264,9 @@ def weight_tile(
     """
     PACK: tl.constexpr = 2 if NIBBLES else 1
     WIDTH: tl.constexpr = BLOCK_K // PACK
-    if TILES:
+    if NIBBLES == SIX_BITS:
+        tile = six_bit_tile(weight, column, begin, DEPTH, BLOCK_K, OPERAND)
+    elif TILES:
         # Rows of 128 channels, 16 a tile; BLOCK_K divides 128.
         ROW: tl.constexpr = 128 // PACK
         rows = weight + column // 16 * (16 * DEPTH // PACK) + column % 16 * ROW
@@ -240,7 +281,7 @@ def weight_tile(
             tile = tl.load(
                 rows[:, None] + at[None, :], mask=(at < DEPTH // PACK)[None, :], other=0.0
             )
-    if NIBBLES:
+    if NIBBLES and NIBBLES != SIX_BITS:
         if NIBBLES == IQ4_CODES:
             even, odd = iq4_numbers(tile, OPERAND)
         else:
@@ -255,6 +296,60 @@ def weight_tile(
         # operations alone.
         tile = tile + 0.0
     return tile
+
+
+@triton.jit
+def six_bit_tile(
+    weight,
+    column,
+    begin,
+    DEPTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """The same of weights in layout split; BLOCK_K divides a unit."""
+    # Units of 128 channels are three planes of 32 bytes.
+    at = begin // 128 * 96 + tl.arange(0, BLOCK_K // 4)
+    if BLOCK_K < 128:
+        at += begin % 128 // 4
+    planes = (weight + column * (DEPTH // 4 * 3))[:, None] + at[None, :]
+    first, second, high = tl.load(planes), tl.load(planes + 32), tl.load(planes + 64)
+    a, b, c, d = six_bit_numbers(first, second, high, OPERAND)
+    tile = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(tile, column.shape[0], BLOCK_K)
+
+
+@triton.jit
+def six_bit_numbers(first, second, high, OPERAND: tl.constexpr):
+    """Of bytes of the three planes of a unit four channels each, in the type OPERAND."""
+    if OPERAND.is_bf16():
+        a, b, c, d = bf16_six(first, second, high)
+    else:
+        a = six_bit_number(first, high).to(OPERAND)
+        b = six_bit_number(first >> 4, high >> 2).to(OPERAND)
+        c = six_bit_number(second, high >> 4).to(OPERAND)
+        d = six_bit_number(second >> 4, high >> 6).to(OPERAND)
+    return a, b, c, d
+
+
+@triton.jit
+def six_bit_number(low, high):
+    """i32 of the low four bits of one byte and the low two of another."""
+    code = (low & 15).to(tl.int32) | ((high & 3).to(tl.int32) << 4)
+    return code + _SIX_LEAST
+
+
+@triton.jit
+def bf16_six(first, second, high):
+    """See `_six_bits_in_bf16`."""
+    return tl.inline_asm_elementwise(
+        _BF16_SIX.value,
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
+        [first, second, high],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
