@@ -18,7 +18,7 @@ from trtc.builder.recipes import (
 )
 from trtc.builder.spec import LinearSpec, MoeMlpSpec, RouterSpec
 from trtc.builder.transforms import RequantizeToE4M3
-from trtc.builder.weights import LinearWeights, Tensor, linear_weights, rows_in_order
+from trtc.builder.weights import CODES, LinearWeights, Tensor, linear_weights, rows_in_order
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear
 
@@ -79,7 +79,7 @@ def expert_weights(
             "gate_up_bias": _as(gate_up.biases(), "f32"),
             "down_bias": _as(down.biases(), "f32"),
         },
-        weight_dtype="iq4" if first.format == "iq4" else first.weight.dtype,
+        weight_dtype=first.format if first.format in CODES else first.weight.dtype,
         act_quant=_act_quant(first),
         hadamard=first.hadamard,
         group_size=first.group_size or 0,

@@ -30,6 +30,7 @@ _INDICES = {"columns": "N", "expert_map": "L"}
 """Parameter -> the axis that it is an index of. Every rank has the first experts."""
 _RANDOM_BITS_STD = {
     "i8": 73.9,
+    "i6": 18.5,
     "i4": 4.6,
     "u4": 6.5,
     "iq4": 37.0,
@@ -38,7 +39,7 @@ _RANDOM_BITS_STD = {
     "bf16": 0.72,
 }
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
-_CODES: Mapping[str, DTypeName] = {"i8": "i8", "iq4": "u4"}
+_CODES: Mapping[str, DTypeName] = {"i8": "i8", "i6": "i8", "iq4": "u4"}
 """Elements of random codes that are not those of their type, or of tables."""
 _BOUNDED = ("cos", "sin", "table")
 _BIASES = ("bias", "gate_up_bias", "down_bias")

@@ -64,6 +64,7 @@ from trtc.builder.weights import (
 from trtc.plugins.iq4 import VALUES
 from trtc.plugins.moe.op import MOE
 from trtc.plugins.rounding import cast
+from trtc.plugins.six_bits import LEAST, MOST
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
@@ -986,6 +987,8 @@ class _SourceGraph:
             )
         if weights.format == "iq4":
             weight = self._iq4_values(f"{site}.weight", weight)
+        if weights.format == "i6":
+            weight = self._within_six_bits(f"{site}.weight", weight)
         inputs = [weight, scale]
         if weights.zero is not None:
             inputs.append(self._writer.weight(f"{site}.weight_zero", weights.zero))
@@ -1014,6 +1017,14 @@ class _SourceGraph:
         return self._writer.node(
             "Gather", f"{site}_values", [table, indices], "i8", codes.shape, axis=0
         )
+
+    def _within_six_bits(self, site: str, codes: Value) -> Value:
+        """The codes i8, of which this says that they have 6 bits."""
+        bounds = [
+            self._writer.constant(f"i6_{name}", np.asarray(bound, np.int8), "i8")
+            for name, bound in (("least", LEAST), ("most", MOST))
+        ]
+        return self._writer.node("Clip", f"{site}_i6", [codes, *bounds], "i8", codes.shape)
 
     def _quantize_dequantize(self, site: str, x: Value, scale: Value, dtype: str) -> Value:
         quantized = self._writer.node(

@@ -534,7 +534,7 @@ def _tables(source: ModelSource, compiled: Compiled) -> dict[str, TableDType]:
     def told(one: SiteFormat | None) -> TableDType:
         if one is None or not one.is_quantized:
             return source.scheme.dtype
-        return "i8" if one.weight == "i8" else one.name  # type: ignore[return-value]
+        return one.weight if one.weight in ("i8", "i6") else one.name  # type: ignore[return-value]
 
     head, embedding = compiled.tables.lm_head, compiled.tables.embedding
     is_tied = has_tied_embeddings(source.spec)

@@ -336,7 +336,7 @@ def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float 
     # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight.
     if value.dtype != "u8" or parameter.endswith(("_zero", "_scale")):
         return "row_major"
-    if attributes.get("layout") in ("planes", "compact"):
+    if attributes.get("layout") in ("planes", "compact", "split"):
         return str(attributes["layout"])
     return f"packed_{attributes['weight_dtype']}"
 

@@ -46,10 +46,11 @@ _VERDICTS = (
 )
 _COMPARED = ("Divergence (KL)", "Same first choice")
 """Figures that need the unquantised model."""
-_ROUNDED_ON_CPUS = ("int4", "w4a8", "fp8", "mixed")
+_ROUNDED_ON_CPUS = ("int4", "int6", "w4a8", "fp8", "mixed")
 """How the names of schemes begin whose activations the CPU target rounds."""
 _TABLES = {
     "i8": "int8, a scale for each group of 128",
+    "i6": "6-bit integers, a scale for each group of 128",
     "iq4": "4-bit codes, a scale for each group of 32",
     "iq4_g16": "4-bit codes, a scale for each group of 16",
 }

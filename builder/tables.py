@@ -83,7 +83,7 @@ def _check(field: str, one: SiteFormat, spec: DecoderSpec, scheme: Scheme) -> No
         fitting = [
             name
             for name, other in TABLE_FORMATS.items()
-            if other.weight != "iq4" or not other.why_not(spec.vocab_size, spec.hidden_size)
+            if other.weight == "i8" or not other.why_not(spec.vocab_size, spec.hidden_size)
         ]
         raise UnsupportedError(
             f"the table {why}, which {one.name} needs",

@@ -21,8 +21,10 @@ from trtc.plugins.layouts import (
 )
 from trtc.plugins.products import e8m0_values
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.plugins.six_bits import split
 from trtc.plugins.tiles import tile
 from trtc.protos.errors import CheckpointError
+from trtc.quant.site_format import SiteFormat
 
 Array = NDArray[Any]
 
@@ -80,6 +82,14 @@ class Pack:
 
     def __call__(self, weight: Array) -> Array:
         return pack(weight, self.dtype)
+
+
+@dataclass(frozen=True)
+class Split:
+    """6-bit codes int8 [..., K] -> the bytes of layout split (plugins/six_bits.py)."""
+
+    def __call__(self, weight: Array) -> Array:
+        return split(weight)
 
 
 @dataclass(frozen=True)
@@ -216,33 +226,34 @@ class GroupScales:
 
 
 @dataclass(frozen=True)
-class Iq4Codes:
-    """Codes u4 of a table [N, K] in iq4, rounded to nearest with searched scales."""
+class SearchedCodes:
+    """Codes of a table [N, K] in a format of 4 or 6 bits, rounded to nearest with searched scales:
+    u4 of plugins/iq4.py, or int8 of plugins/six_bits.py."""
 
-    group: int
+    to: SiteFormat
 
     def __call__(self, weight: Array) -> Array:
-        codes = np.empty(weight.shape, NUMPY_DTYPES["u4"])
+        codes = np.empty(weight.shape, NUMPY_DTYPES["u4" if self.to.weight == "iq4" else "i8"])
         for rows in _slices(weight):
-            codes[rows] = _iq4(weight[rows], self.group)[0]
+            codes[rows] = _searched(weight[rows], self.to)[0]
         return codes
 
 
 @dataclass(frozen=True)
-class Iq4Scales:
-    """The scales [N, K / group] f32 of Iq4Codes, which a row's bytes have."""
+class SearchedScales:
+    """The scales [N, K / group_size] f32 of SearchedCodes, in 8 or 16 bits."""
 
-    group: int
+    to: SiteFormat
 
     def __call__(self, weight: Array) -> Array:
-        return np.concatenate([_iq4(weight[rows], self.group)[1] for rows in _slices(weight)])
+        return np.concatenate([_searched(weight[rows], self.to)[1] for rows in _slices(weight)])
 
 
-def _iq4(weight: Array, group: int) -> tuple[Array, Array]:
-    # PyTorch takes a second to import, and most builds round no table to 4 bits.
-    from trtc.quant.table_rounding import iq4_table
+def _searched(weight: Array, to: SiteFormat) -> tuple[Array, Array]:
+    # PyTorch takes a second to import, and most builds round no table to so few bits.
+    from trtc.quant.table_rounding import searched_table
 
-    return iq4_table(weight, group)
+    return searched_table(weight, to)
 
 
 def _groups(weight: Array, group: int) -> Iterator[tuple[tuple[slice, slice], Array]]:

@@ -38,6 +38,8 @@ from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
 _SCALE_DTYPES: Mapping[WeightFormat, str] = {"f4e2m1": "f8e4m3", "mxfp4": "u8"}
 """Of the scales of groups; others are f32."""
+CODES = {"iq4": "u4", "i6": "i8"}
+"""Element types of codes, by weight formats that no element type has the name of."""
 _ROWWISE = ("weight", "weight_scale", "weight_zero")
 
 
@@ -506,8 +508,8 @@ def _ungrouped_shape(
 
 
 def _weight_dtype(quantized: QuantizedLinear) -> str:
-    if quantized.weight == "iq4":
-        return "u4"
+    if quantized.weight in CODES:
+        return CODES[quantized.weight]
     if quantized.weight in ("i4", "i4_f8"):
         return "u4" if quantized.has_zero_point else "i4"
     return "f4e2m1" if quantized.weight == "mxfp4" else quantized.weight

@@ -60,7 +60,7 @@ class ModelFacts(Record, frozen=True):
     """Commit of a model from the Hugging Face hub."""
 
 
-TableDType = Literal["f32", "bf16", "i8", "iq4", "iq4_g16"]
+TableDType = Literal["f32", "bf16", "i8", "i6", "iq4", "iq4_g16"]
 
 
 class SchemeFacts(Record, frozen=True):
@@ -79,7 +79,7 @@ class SchemeFacts(Record, frozen=True):
     """The format of each site (quant/site_format.py), when this build followed a recipe."""
     lm_head: TableDType = "bf16"
     """What the lm_head's weights are: i8 in groups of 128, where a target narrows them by itself or
-    was asked to, or 4-bit codes in groups of 32 or 16 (quant/site_format.py)."""
+    was asked to, i6 in such groups, or 4-bit codes in groups of 32 or 16 (quant/site_format.py)."""
     embedding: TableDType = "bf16"
     """The same of the table of embeddings; where it is the lm_head's weight too, they are equal."""
 

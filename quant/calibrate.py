@@ -24,7 +24,7 @@ from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
 from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Nearest, Scheme
-from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, four_bits
+from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, grouped
 
 if TYPE_CHECKING:
     from trtc.quant.journal import Journals
@@ -201,7 +201,7 @@ def _planned(
     kept = check_quantizable(shapes, scheme, keep)
     if isinstance(scheme.calibration, Gptq):
         assert scheme.group_size is not None
-        all_alike = four_bits(scheme.weight, scheme.group_size)
+        all_alike = grouped(scheme.weight, scheme.group_size)
         formats = {name: BF16 if name in kept else all_alike for name in shapes}
         return _Plan(scheme.name, _gptq(scheme.calibration, kv_dtype, formats), kept)
     if isinstance(scheme.calibration, Nearest):

@@ -1,4 +1,4 @@
-"""The numbers that 4-bit codes stand for, and the scales that their groups may have."""
+"""The numbers that codes of 4 and 6 bits stand for, and the scales that their groups may have."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.six_bits import LEAST, MOST
 
 _MANTISSA = 16
 """Steps between two powers of two of scales in 8 bits (plugins/iq4.py)."""
@@ -65,5 +66,6 @@ class CodeGrid:
 
 INT4 = CodeGrid(tuple(range(-8, 8)), (0.55, 1.1))
 IQ4 = CodeGrid(VALUES, (0.7, 1.2), byte_scales=True)
-GRIDS = {"i4": INT4, "iq4": IQ4}
+INT6 = CodeGrid(tuple(range(LEAST, MOST + 1)), (0.8, 1.05))
+GRIDS = {"i4": INT4, "iq4": IQ4, "i6": INT6}
 """By the weights' type."""

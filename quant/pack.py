@@ -6,7 +6,7 @@ complement. 4-bit arrays are ml_dtypes' int4 and uint4, one element an item.
     format               container         lowest bits hold             next
     nvidia-modelopt      u8 [N/2, K]       row 2n                       row 2n+1
     its NVFP4            u8 [N, K/2]       column 2k                    column 2k+1
-    compressed-tensors   i32 [N, K/8]      column 8j                    column 8j+1, ...
+    compressed-tensors   i32 [N, K*bits/32]  column 0                   column 1, ...
     GPTQ weight          i32 [K/8, N]      row 8i                       row 8i+1, ...
     GPTQ zeros           i32 [G, N/8]      column 8j                    column 8j+1, ...
     AWQ weight           i32 [K, N/8]      column 8j                    8j+2, +4, +6, +1, +3, +5, +7
@@ -21,17 +21,19 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_NIBBLE = 4
+_NIBBLE, _SIX = 4, 6
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column (within eight) that each nibble of an AWQ word holds, lowest nibble first."""
 
 
 def unpack_words(words: Array, bits: int, axis: int) -> Array:
-    """The u8 codes in 32-bit words, lowest bits first, along `axis`.
+    """The u8 codes in 32-bit words, lowest bits first, along `axis`. Those of 6 bits go on from one
+    word to the next.
 
     Args:
-        words: i32 or u32; `axis` of length n becomes n * 32 / bits.
-        bits: 4 or 8.
+        words: i32 or u32; `axis` of length n becomes n * 32 / bits, n being a multiple of 3 if
+            `bits` is 6.
+        bits: 4, 6 or 8.
     """
     moved = np.ascontiguousarray(np.moveaxis(words, axis, -1)).astype("<u4", copy=False)
     codes = moved.view(np.uint8)
@@ -40,20 +42,43 @@ def unpack_words(words: Array, bits: int, axis: int) -> Array:
         codes = np.empty((*pairs.shape[:-1], 2 * pairs.shape[-1]), np.uint8)
         np.bitwise_and(pairs, 15, out=codes[..., 0::2])
         np.right_shift(pairs, 4, out=codes[..., 1::2])
+    if bits == _SIX:
+        codes = _sixes_of(codes)
     return np.ascontiguousarray(np.moveaxis(codes, -1, axis))
 
 
 def pack_words(codes: Array, bits: int, axis: int) -> Array:
     """The i32 words of u8 codes: the inverse of `unpack_words`.
 
-    The length of `axis` must be a multiple of 32 / bits.
+    The codes along `axis` must fill whole words.
     """
     moved = np.moveaxis(codes, axis, -1)
-    assert moved.shape[-1] % (32 // bits) == 0, f"{moved.shape[-1]} codes do not fill words"
+    assert moved.shape[-1] * bits % 32 == 0, f"{moved.shape[-1]} codes do not fill words"
     if bits == _NIBBLE:
         moved = moved[..., 0::2] | moved[..., 1::2] << np.uint8(4)
+    if bits == _SIX:
+        moved = _bytes_of(moved)
     words = np.ascontiguousarray(moved).view("<u4").astype(np.uint32, copy=False)
     return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def _sixes_of(stored: Array) -> Array:
+    """Four codes u8 of 6 bits of every three bytes of the last axis, lowest bits first."""
+    first, second, third = np.moveaxis(stored.reshape(*stored.shape[:-1], -1, 3), -1, 0)
+    codes = (
+        first & 63,
+        first >> 6 | (second & 15) << 2,
+        second >> 4 | (third & 3) << 4,
+        third >> 2,
+    )
+    return np.stack(codes, axis=-1).reshape(*stored.shape[:-1], -1)
+
+
+def _bytes_of(sixes: Array) -> Array:
+    """The bytes that `_sixes_of` was given."""
+    a, b, c, d = np.moveaxis(sixes.reshape(*sixes.shape[:-1], -1, 4), -1, 0)
+    stored = (a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2)
+    return np.stack(stored, axis=-1).reshape(*sixes.shape[:-1], -1)
 
 
 def unpack_awq(words: Array) -> Array:
@@ -88,6 +113,11 @@ def signed_nibbles(codes: Array) -> Array:
 def offset_nibbles(codes: Array) -> Array:
     """int4 of u8 codes that carry an offset of 8: code 0 is -8."""
     return (codes.astype(np.int8) - np.int8(8)).astype(ml_dtypes.int4)
+
+
+def offset_sixes(codes: Array) -> Array:
+    """int8 of u8 codes of 6 bits that carry an offset of 32: code 0 is -32."""
+    return codes.view(np.int8) - np.int8(32)
 
 
 def offset_bytes(codes: Array) -> Array:

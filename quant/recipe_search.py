@@ -32,7 +32,7 @@ from trtc.quant.scheme import Gptq
 from trtc.quant.site_format import BF16, EMBEDDING, FORMATS, LM_HEAD, TABLE_FORMATS, TABLES, site_of
 from trtc.quant.table_rounding import round_table
 
-SEARCHED = ("int4_g128", "iq4", "iq4_g16", "int8_g128", "int8", "bf16")
+SEARCHED = ("int4_g128", "iq4", "iq4_g16", "int6_g128", "int8_g128", "int8", "bf16")
 """Formats that a search chooses from."""
 _SCORED_TOKENS = 8192
 _SEED = 3

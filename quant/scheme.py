@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from trtc.plugins.iq4 import GROUPS
 from trtc.protos.errors import UnsupportedError
 
-WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8", "iq4", "mxfp4"]
+WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i6", "i4", "i4_f8", "iq4", "mxfp4"]
 """i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8).
+i6: integers of 6 bits (plugins/six_bits.py).
 iq4: 4-bit codes of unevenly spaced numbers, with scales of 8 bits (plugins/iq4.py).
 mxfp4: E2M1 weights whose scales are powers of two (OCP Microscaling Formats 1.0)."""
 
@@ -25,7 +26,7 @@ class Modelopt:
 
 @dataclass(frozen=True)
 class Gptq:
-    """Calibration by GPTQ, or by GPTAQ, for 4-bit weights in groups (quant/gptq.py)."""
+    """Calibration by GPTQ, or by GPTAQ, for weights of 4 and 6 bits in groups (quant/gptq.py)."""
 
     asymmetric: bool
     """GPTAQ: aims at the outputs of the unquantised model."""
@@ -115,6 +116,7 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128, calibration=Gptq(asymmetric=False)),
         Scheme("iq4", "bf16", "iq4", "bf16", GROUPS[0], calibration=Gptq(asymmetric=True)),
         Scheme("iq4_g16", "bf16", "iq4", "bf16", GROUPS[1], calibration=Gptq(asymmetric=True)),
+        Scheme("int6_g128", "bf16", "i6", "bf16", 128, calibration=Gptq(asymmetric=True)),
         Scheme("fp8_dynamic", "bf16", "f8e4m3", "f8e4m3", dynamic=True, calibration=Nearest()),
         Scheme("int8_dynamic", "bf16", "i8", "i8", dynamic=True, calibration=Nearest()),
         Scheme(
@@ -151,6 +153,7 @@ BUILDABLE = (
     "int4_gptq",
     "iq4",
     "iq4_g16",
+    "int6_g128",
     "int4_awq",
     "w4a8_awq",
     "nvfp4",
@@ -172,7 +175,8 @@ class QuantizedLinear:
 
     N out_features, K in_features, G = K / group_size or 1. Functions of tensors of all experts are
     given the rows of one linear. `tensors` has, as numpy arrays:
-        weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked); of iq4 u4
+        weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked); of iq4 u4,
+                         of i6 i8
         weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero);
                          for f4e2m1 [N, G] f8e4m3: value = scale_2 * scale * weight;
                          for iq4 value = scale * VALUES[weight];
@@ -229,7 +233,7 @@ DYNAMIC_NOTE = (
     "activations that the checkpoint would round anew for every token stay bf16, which is more "
     "exact"
 )
-_WEIGHT_BITS: Mapping[str, int] = {"i4": 4, "iq4": 4, "mxfp4": 4}
+_WEIGHT_BITS: Mapping[str, int] = {"i4": 4, "iq4": 4, "mxfp4": 4, "i6": 6}
 """Of formats narrower than 8 bits that linears of one checkpoint may have beside others."""
 _WEIGHTS_ONLY = {"f8e4m3": "fp8_weights", "i8": "int8_weights"}
 

@@ -38,7 +38,7 @@ class SiteFormat:
     """How weights are stored. They are multiplied with activations in bf16."""
 
     name: str
-    weight: Literal["bf16", "f8e4m3", "i8", "i4", "iq4"]
+    weight: Literal["bf16", "f8e4m3", "i8", "i6", "i4", "iq4"]
     group_size: int | None = None
     """Input channels that share a scale; None: all of an output channel."""
 
@@ -49,12 +49,12 @@ class SiteFormat:
     @property
     def code_bits(self) -> int:
         """Of a weight, without its scale."""
-        return {"bf16": 16, "f8e4m3": 8, "i8": 8, "i4": 4, "iq4": 4}[self.weight]
+        return {"bf16": 16, "f8e4m3": 8, "i8": 8, "i6": 6, "i4": 4, "iq4": 4}[self.weight]
 
     @property
     def is_gptq(self) -> bool:
         """Whether weights are rounded by GPTQ or GPTAQ, else to nearest."""
-        return self.weight in ("i4", "iq4")
+        return self.weight in ("i4", "iq4", "i6")
 
     def num_bits(self, out_features: int, in_features: int) -> int:
         """Of a weight [out_features, in_features] and its scales, as checkpoints store them."""
@@ -68,7 +68,7 @@ class SiteFormat:
         """Why it cannot hold a weight of this size; "" when it can."""
         if self.group_size and in_features % self.group_size:
             return f"has {in_features} input features, no multiple of {self.group_size}"
-        if self.is_gptq and out_features % 2:
+        if self.code_bits == 4 and out_features % 2:
             return f"has {out_features} output features; 4-bit rows are stored in pairs"
         return ""
 
@@ -84,6 +84,7 @@ FORMATS: dict[str, SiteFormat] = {
         SiteFormat("iq4", "iq4", GROUPS[0]),
         SiteFormat("int4_g32", "i4", 32),
         SiteFormat("iq4_g16", "iq4", GROUPS[1]),
+        SiteFormat("int6_g128", "i6", 128),
         SiteFormat("int8_g128", "i8", 128),
         INT8,
         FP8,
@@ -94,7 +95,7 @@ FORMATS: dict[str, SiteFormat] = {
 
 
 TABLE_FORMATS: dict[str, SiteFormat] = {
-    name: FORMATS[name] for name in ("iq4", "iq4_g16", "int8_g128", "bf16")
+    name: FORMATS[name] for name in ("iq4", "iq4_g16", "int6_g128", "int8_g128", "bf16")
 }
 """Of the lm_head and of the table of embeddings, narrow ones first."""
 LM_HEAD, EMBEDDING = "lm_head", "embed_tokens"
@@ -127,8 +128,8 @@ DEFAULT_TABLES = TableFormats()
 """Nothing is said of either."""
 
 
-def four_bits(weight: str, group_size: int) -> SiteFormat:
-    """4-bit weights of a type that GPTQ rounds, in groups of any size."""
+def grouped(weight: str, group_size: int) -> SiteFormat:
+    """Weights of a type that GPTQ rounds, in groups; of int4 in groups of any size."""
     alike = (
         one for one in FORMATS.values() if (one.weight, one.group_size) == (weight, group_size)
     )

@@ -1,4 +1,4 @@
-"""An lm_head or a table of embeddings in 4 bits, rounded to nearest with searched scales."""
+"""An lm_head or a table of embeddings, rounded to nearest: in 4 and 6 bits with searched scales."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.iq4 import codes_of
 from trtc.protos.errors import CheckpointError
-from trtc.quant.code_grid import IQ4
+from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import Rounded, search_scales
 from trtc.quant.nearest import round_to_nearest
 from trtc.quant.site_format import SiteFormat
@@ -33,17 +33,19 @@ def round_table(weight: torch.Tensor, to: SiteFormat) -> Rounded:
 
 
 def _rounded(weight: torch.Tensor, to: SiteFormat) -> Rounded:
-    if to.weight != "iq4":
+    grid = GRIDS.get(to.weight)
+    if grid is None:
         return round_to_nearest(weight, to)
     assert to.group_size is not None
-    scales, _ = search_scales(weight, to.group_size, IQ4, by_row=True)
+    scales, _ = search_scales(weight, to.group_size, grid, by_row=True)
     groups = weight.reshape(*scales.shape, -1)
-    numbers = IQ4.round(groups / scales[..., None]).to(torch.int8).reshape(weight.shape)
+    numbers = grid.round(groups / scales[..., None]).to(torch.int8).reshape(weight.shape)
     return Rounded(numbers, scales)
 
 
-def iq4_table(weight: Array, group_size: int) -> tuple[Array, Array]:
-    """Codes u8 [N, K] of plugins/iq4.py, and scales [N, K / group_size] f32, of a table.
+def searched_table(weight: Array, to: SiteFormat) -> tuple[Array, Array]:
+    """Codes [N, K], of iq4 those of plugins/iq4.py in u8, else int8, and scales
+    [N, K / group_size] f32, of a table in a format with searched scales.
 
     Raises:
         CheckpointError: a value is NaN or infinite.
@@ -53,5 +55,6 @@ def iq4_table(weight: Array, group_size: int) -> tuple[Array, Array]:
         raise CheckpointError(
             "a weight holds NaN or infinity", remedy="Quantise the checkpoint again"
         )
-    rounded = _rounded(values, SiteFormat("iq4", "iq4", group_size))
-    return codes_of(rounded.codes.numpy()), rounded.scales.numpy()
+    rounded = _rounded(values, to)
+    numbers = rounded.codes.numpy()
+    return codes_of(numbers) if to.weight == "iq4" else numbers, rounded.scales.numpy()

@@ -80,8 +80,8 @@ def build(
         exact_activations: 4-bit and E4M3 weights multiply the scheme's activations on CPUs, not
             dynamic int8 ones.
         exact_lm_head: the lm_head of a quantised model keeps the activations' type.
-        lm_head_dtype: bf16, int8_g128, iq4 or iq4_g16; None: as the target has it. Where embeddings
-            are tied, of the table that both are.
+        lm_head_dtype: bf16, int8_g128, int6_g128, iq4 or iq4_g16; None: as the target has it. Where
+            embeddings are tied, of the table that both are.
         embedding_dtype: the same of the table of embeddings; None: bf16.
         exact_weights: bf16 weights keep all 16 bits on CPUs, not 12.
         dummy_weights: write plan and kernels only; random weights are filled in at load.

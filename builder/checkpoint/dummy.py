@@ -12,6 +12,7 @@ from trtc.builder.checkpoint.verify import Shape, expected_tensors
 from trtc.builder.recipes import Array
 from trtc.builder.spec import DecoderSpec, LinearSpec
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.plugins.six_bits import LEAST, MOST
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.formats.mxfp4 import BLOCKS, GROUP, SCALES, of_experts
 from trtc.quant.formats.stored import num_groups
@@ -23,13 +24,14 @@ _STD = 0.02
 _QUANTIZED_STD: Mapping[str, float] = {
     "f8e4m3": 64.0,
     "i8": 40.0,
+    "i6": 10.0,
     "i4": 2.5,
     "u4": 4.0,
     "f4e2m1": 2.0,
 }
 """Spreads codes over much of their range."""
-_4_BITS: Mapping[str, tuple[int, int]] = {"i4": (-8, 7), "u4": (0, 15)}
-"""Ranges of codes of 4 bits."""
+_RANGES: Mapping[str, tuple[int, int]] = {"i6": (LEAST, MOST), "i4": (-8, 7), "u4": (0, 15)}
+"""Of codes of fewer than 8 bits."""
 _EXPONENT = 127 - 7
 """As E8M0: 2^-7, which makes E2M1 codes about as large as _STD."""
 
@@ -38,7 +40,7 @@ class DummyReader:
     """Reproducible random tensors by name: the same name, type and shape give the same values."""
 
     def __init__(self, tensors: Mapping[str, tuple[str, Shape]]) -> None:
-        """`tensors`: (element type of protos/dtypes.py, shape) by name."""
+        """`tensors`: (element type of protos/dtypes.py, or i6, shape) by name."""
         self._tensors = tensors
 
     @property
@@ -64,10 +66,10 @@ class DummyReader:
         if len(shape) == 1:
             return cast(1.0 + _STD * noise, dtype)
         values = _QUANTIZED_STD.get(dtype, _STD) * noise
-        if dtype in _4_BITS:
-            least, most = _4_BITS[dtype]
-            codes: Array = np.clip(np.rint(values) + least + 8, least, most)
-            return codes.astype(NUMPY_DTYPES[dtype])
+        if dtype in _RANGES:
+            least, most = _RANGES[dtype]
+            codes: Array = np.clip(np.rint(values) + (least + most + 1) // 2, least, most)
+            return codes.astype(NUMPY_DTYPES["i8" if dtype == "i6" else dtype])
         return cast(values, dtype)
 
 

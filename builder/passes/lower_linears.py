@@ -17,10 +17,11 @@ from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Cast
 from trtc.builder.transforms import ScalePerRow, ZeroPerRow
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.six_bits import LEAST, MOST
 
 _LEGAL = {
     "f32": ("f32",),
-    "bf16": ("bf16", "f8e4m3", "i8", "i4", "u4", "iq4"),
+    "bf16": ("bf16", "f8e4m3", "i8", "i6", "i4", "u4", "iq4"),
     "f8e4m3": ("f8e4m3",),
     "i8": ("i8",),
 }
@@ -49,12 +50,12 @@ class _Weight:
     scale: Tensor | None = None
     zero: Tensor | None = None
     group_size: int = 0
-    is_iq4: bool = False
-    """The initialiser has codes of plugins/iq4.py."""
+    codes: str = ""
+    """What the initialiser's codes are where its type does not say it: iq4 or i6."""
 
     @property
     def dtype(self) -> str:
-        return "iq4" if self.is_iq4 else dtype_of(self.weight)
+        return self.codes or dtype_of(self.weight)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def lower_linears(rewriter: Rewriter) -> bool:
         w: an initialiser [N, K], or DequantizeLinear(initialiser, scale[, zero]) with one scale a
            tensor, a row or a group of K; scales become weight_scale [N, G] f32
            the same of Gather(VALUES of plugins/iq4.py, Cast(initialiser u4)), in groups of K
+        the same of Clip(initialiser i8, LEAST, MOST of plugins/six_bits.py), in groups of K
         both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
         a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
            with one scale -> trtc.quantize, whose output the linear reads, and input_scale
@@ -121,8 +123,7 @@ def _match_weight(rewriter: Rewriter, tensor: Tensor) -> _Weight | None:
     if dequantize is None:
         return None
     weight, scale, *rest = dequantize.inputs
-    codes = _match_iq4(rewriter, weight)
-    weight = weight if codes is None else codes
+    weight, codes = _match_codes(rewriter, weight)
     if not all(is_weight(item) for item in (weight, scale, *rest)):
         return None
     axis = dequantize.attrs.get("axis", 1)
@@ -130,10 +131,21 @@ def _match_weight(rewriter: Rewriter, tensor: Tensor) -> _Weight | None:
     is_per_tensor = scale.shape in ([], [1], (), (1,))
     is_per_row = len(scale.shape) == 1 and axis in (0, -2)
     is_grouped = len(scale.shape) == 2 and axis in (1, -1) and group_size > 0
-    if not (is_grouped or (codes is None and (is_per_tensor or is_per_row))):
+    if not (is_grouped or (not codes and (is_per_tensor or is_per_row))):
         return None
     zero = rest[0] if rest else None
-    return _Weight(weight, scale, zero, group_size if is_grouped else 0, codes is not None)
+    return _Weight(weight, scale, zero, group_size if is_grouped else 0, codes)
+
+
+def _match_codes(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, str]:
+    """The initialiser of codes, and what they are if its type does not say it."""
+    codes = _match_iq4(rewriter, tensor)
+    if codes is not None:
+        return codes, "iq4"
+    clip = producer(tensor, "Clip")
+    if clip is not None and [rewriter.scalar(one) for one in clip.inputs[1:]] == [LEAST, MOST]:
+        return clip.inputs[0], "i6"
+    return tensor, ""
 
 
 def _match_iq4(rewriter: Rewriter, tensor: Tensor) -> Tensor | None:

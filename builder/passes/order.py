@@ -38,6 +38,7 @@ from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.passes.share_pre_scales import share_pre_scales
 from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
 from trtc.builder.passes.split_attention import SPLIT_ATTENTION
+from trtc.builder.passes.split_six_bits import SPLIT_SIX_BITS
 from trtc.builder.passes.tile_weights import TILE_WEIGHTS
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
 from trtc.builder.recipes import TensorReader
@@ -78,6 +79,7 @@ _CUDA_PASSES = (
     FUSE_GATED_LINEAR,
     BYTE_SCALES,
     TILE_WEIGHTS,
+    SPLIT_SIX_BITS,
     FUSE_LINEARS,
 )
 
@@ -157,7 +159,8 @@ def _sharded_passes(ranks: int) -> Iterator[Pass]:
 
 
 def tables_on_cuda(scheme: Scheme, tables: TableFormats) -> TableFormats:
-    """As `tables_on_cpu` for the CUDA target, where the lm_head is int8 beside 4-bit weights, whose
-    steps of few sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is faster."""
-    head = INT8_GROUPS if scheme.weight in ("i4", "iq4") else BF16
+    """As `tables_on_cpu` for the CUDA target, where the lm_head is int8 beside weights of 4 and 6
+    bits, whose steps of few sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is
+    faster."""
+    head = INT8_GROUPS if scheme.weight in ("i6", "i4", "iq4") else BF16
     return TableFormats(tables.lm_head or head, tables.embedding or BF16)

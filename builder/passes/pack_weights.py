@@ -6,7 +6,7 @@ from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import E8m0Values, Pack, PackColumns, PackPlanes
 from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
 
-_LOOKED_UP = ("i8", "iq4")
+_LOOKED_UP = ("i8", "i6", "iq4")
 """Types of packed weights that lookups read too."""
 
 
@@ -17,7 +17,9 @@ def pack_weights(rewriter: Rewriter) -> bool:
         linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)
         the same that gives the graph's logits from i8 groups -> linear(x, u8 [bytes]; planes)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
-        embedding(ids, an i8 or iq4 weight of such a linear)  -> embedding(ids, u8 [bytes]; ...)
+        embedding(ids, an i8, i6 or iq4 weight of such a linear)
+                                                              -> embedding(ids, u8 [bytes]; ...)
+        embedding(ids, an i6 table of its own)                -> embedding(ids, u8 [bytes]; packed)
     Scales and zero points of groups go with their panels; E8M0 scales become f32, in which kernels
     multiply sums.
 
@@ -34,6 +36,12 @@ def pack_weights(rewriter: Rewriter) -> bool:
                     _pack_columns(rewriter, node, f"{name}_zero")
                 node.attrs["layout"] = layout
                 changed = True
+    for lookup in rewriter.fused_nodes("embedding"):
+        if lookup.attrs["weight_dtype"] == "i6" and lookup.attrs.get("layout") != "packed":
+            _pack(rewriter, lookup, "table", "packed")
+            _pack_columns(rewriter, lookup, "table_scale")
+            lookup.attrs["layout"] = "packed"
+            changed = True
     return changed
 
 
@@ -54,7 +62,8 @@ def _pack(rewriter: Rewriter, node: Node, name: str, layout: str) -> None:
     dtype = node.attrs["weight_dtype"]
     *experts, num_columns, depth = weight.shape
     size = packed_bytes(num_columns, depth, dtype) * (experts[0] if experts else 1)
-    lookups = _lookups(weight) if dtype in _LOOKED_UP else []
+    is_shared = node.op == "linear" and dtype in _LOOKED_UP
+    lookups = _lookups(weight) if is_shared else []
     function = PackPlanes() if layout == "planes" else Pack(dtype)
     packed = rewriter.derived(f"{weight.name}.packed", function, (weight,), "u8", (size,))
     rewriter.set_input(node, name, packed)

@@ -1,4 +1,4 @@
-"""Narrow tables: an lm_head and a table of embeddings in 8 or 4 bits."""
+"""Narrow tables: an lm_head and a table of embeddings in 8, 6 or 4 bits."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import rewritten
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.transforms import GroupCodes, GroupScales, Iq4Codes, Iq4Scales
+from trtc.builder.transforms import GroupCodes, GroupScales, SearchedCodes, SearchedScales
 from trtc.quant.site_format import SiteFormat, TableFormats
 
 
@@ -74,8 +74,9 @@ def _narrowed(rewriter: Rewriter, weight: Tensor, to: SiteFormat) -> tuple[Tenso
     assert group is not None, f"tables are quantised in groups, {to.name} has none"
     rows, depth = weight.shape
     shape = (rows, -(-depth // group))
-    of_codes = Iq4Codes(group) if to.weight == "iq4" else GroupCodes(group)
-    of_scales = Iq4Scales(group) if to.weight == "iq4" else GroupScales(group)
+    is_searched = to.weight != "i8"
+    of_codes = SearchedCodes(to) if is_searched else GroupCodes(group)
+    of_scales = SearchedScales(to) if is_searched else GroupScales(group)
     dtype = "u4" if to.weight == "iq4" else "i8"
     codes = rewriter.derived(f"{weight.name}.{to.weight}", of_codes, (weight,), dtype, weight.shape)
     scales = rewriter.derived(f"{weight.name}.scale", of_scales, (weight,), "f32", shape)

@@ -61,7 +61,7 @@ HELDOUT_FILES = (
 )
 """Modules of the standard library whose source is measured on."""
 TRTC_SCHEMES = (
-    *("int4", "int4_gptq", "int4_g64", "iq4", "iq4_g16", "int4_g32", "int4_awq"),
+    *("int4", "int4_gptq", "int4_g64", "iq4", "iq4_g16", "int4_g32", "int4_awq", "int6_g128"),
     *("int8_sq", "int8_dynamic", "int8_hadamard", "fp8", "fp8_dynamic"),
 )
 TABLES = {"lm_head": (True, False), "embeddings": (False, True), "tables": (True, True)}

@@ -30,6 +30,7 @@ import ml_dtypes
 import numpy as np
 
 from trtc.plugins.iq4 import GROUPS, scales_of
+from trtc.plugins.six_bits import UNIT
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats import mxfp4, nvfp4
 from trtc.quant.formats.group_order import order_of_groups
@@ -47,7 +48,7 @@ from trtc.quant.formats.stored import (
     unsupported,
 )
 from trtc.quant.formats.transforms import TRANSFORMS, read_rotations
-from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
+from trtc.quant.pack import offset_bytes, offset_nibbles, offset_sixes, unpack_words
 from trtc.quant.scheme import (
     DYNAMIC_NOTE,
     SCHEMES,
@@ -70,6 +71,9 @@ _FP4: Mapping[str, tuple[WeightFormat, str, int]] = {
     _NVFP4: ("f4e2m1", "tensor_group", nvfp4.GROUP),
 }
 """Format -> the weights', and the strategy and the group size that it has."""
+_INTEGERS: Mapping[int, WeightFormat] = {4: "i4", 6: "i6", 8: "i8"}
+"""By width."""
+_SIX_BIT_GROUPS = UNIT
 _ALL_LINEARS = "Linear"
 """The target that names a class."""
 _AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.AS_INT8}
@@ -217,9 +221,9 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     if name in _FP4:
         return _fp4_weights(name, declared)
     kind = expect(declared, "type", "int", "float", default="int")
-    bits = expect(declared, "num_bits", 4, 8)
+    bits = expect(declared, "num_bits", *_INTEGERS)
     packed = name in ("pack-quantized", IQ4_PACKED)
-    if (kind == "float" and (bits, packed) != (8, False)) or (bits == 4 and not packed):
+    if (kind == "float" and (bits, packed) != (8, False)) or (bits < 8 and not packed):
         raise unsupported("weights.num_bits", bits, f"other widths than {kind}{bits} in {name}")
     if name == IQ4_PACKED:
         return _iq4_weights(bits, declared)
@@ -230,6 +234,12 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     strategy = expect(declared, "strategy", *_STRATEGIES, default=_default_strategy(declared))
     if name == _MXFP8 and (kind, strategy) != ("float", "group"):
         raise unsupported("weights.strategy", strategy, f"FP8 weights in groups in {name}")
+    group_size = None
+    if strategy == "group":
+        group_size = positive_size("weights.group_size", declared.get("group_size"))
+    if bits == 6 and (group_size is None or group_size % _SIX_BIT_GROUPS):
+        known = f"6-bit weights in groups of a multiple of {_SIX_BIT_GROUPS} only"
+        raise unsupported("weights.num_bits", bits, known)
     if strategy == "block" and kind != "float":
         raise unsupported("weights.strategy", strategy, "blocks in FP8 weights only")
     if scattered and not (packed and strategy == "group"):
@@ -237,13 +247,11 @@ def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
         raise unsupported("weights.actorder", declared["actorder"], known)
     return _Weights(
         packed,
-        "f8e4m3" if kind == "float" else "i4" if bits == 4 else "i8",
+        "f8e4m3" if kind == "float" else _INTEGERS[bits],
         bits,
         symmetric,
         strategy,
-        positive_size("weights.group_size", declared.get("group_size"))
-        if strategy == "group"
-        else None,
+        group_size,
         block_size("weights.block_structure", declared.get("block_structure"))
         if strategy == "block"
         else None,
@@ -345,6 +353,7 @@ def _scheme(group: _Group, weight: WeightFormat, block: int = 0) -> Scheme:
         ("i8", "dynamic"): "int8_dynamic",
         ("i8", "exact"): "int8_weights",
         ("i4", "exact"): "int4_gptq",
+        ("i6", "exact"): "int6_g128",
         ("iq4", "exact"): "iq4",
         ("mxfp4", "exact"): "mxfp4",
         ("f4e2m1", "static"): "nvfp4",
@@ -441,6 +450,8 @@ def _unpacked(words: Array, *, bits: int, symmetric: bool) -> Array:
     codes = unpack_words(words, bits, axis=1)
     if bits == 8:
         return offset_bytes(codes)
+    if bits == 6:
+        return offset_sixes(codes)
     return offset_nibbles(codes) if symmetric else codes.astype(ml_dtypes.uint4)
 
 

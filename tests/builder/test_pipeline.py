@@ -56,7 +56,7 @@ from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
 
-BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "iq4", "fp8", "int8")
+BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "iq4", "fp8", "int8", "int6_g128")
 """A recipe of MODEL."""
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O0")
 """Models here take longer to compile than to run."""
@@ -249,6 +249,7 @@ def test_every_site_has_the_format_of_the_recipe(mixed: BuildResult) -> None:
         for site in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
     }
     assert list(stored.values()) == [("i4",), ("i8",), ("bf16",), ("iq4",)], stored
+    assert weight_dtypes(mixed.path, "layers.1.", "mlp.gate_up") == ("i6",)
     assert manifest.accuracy is not None
     measured = {error.layer for error in manifest.accuracy.layers}
     assert "model.layers.0.self_attn.o_proj" in measured
@@ -272,7 +273,7 @@ def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
     assert "What each site is stored in" in page and "self_attn.qkv_proj\nint4_g128" in page
     lines = io.StringIO()
     Console(file=lines, width=200).print(engine_table(mixed.path, mixed.manifest))
-    assert "int4_g128 2, int8 1, int8_g128 2, iq4 1 sites" in lines.getvalue()
+    assert "int4_g128 2, int6_g128 1, int8 1, int8_g128 1, iq4 1 sites" in lines.getvalue()
 
 
 def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(calib: Path, tmp_path: Path) -> None:

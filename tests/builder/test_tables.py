@@ -49,7 +49,10 @@ def test_tied_embeddings_are_one_table() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lm_head_dtype": "int4"}, "--lm-head-dtype.*'int4'.*iq4, iq4_g16, int8_g128, bf16"),
+        (
+            {"lm_head_dtype": "int4"},
+            "--lm-head-dtype.*'int4'.*iq4, iq4_g16, int6_g128, int8_g128, bf16",
+        ),
         ({"embedding_dtype": "fp8"}, "--embedding-dtype.*'fp8'"),
         ({"lm_head_dtype": "iq4", "exact_lm_head": True}, "--exact-lm-head"),
     ],

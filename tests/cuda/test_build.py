@@ -106,16 +106,19 @@ def test_linears_are_kept_in_bf16(engine: BuildResult) -> None:
 
 
 def test_every_site_has_the_format_of_the_recipe(tmp_path: Path) -> None:
-    by_hand = in_turn(2, "int4_g128", "int8_g128", "iq4", "fp8", "int8", "bf16")
+    by_hand = in_turn(2, "int4_g128", "int8_g128", "iq4", "fp8", "int8", "bf16", "int6_g128")
     recipe = write_recipe(tmp_path / "recipe.json", by_hand)
     result = built(tmp_path / "engine", None, recipe=recipe, eval_tokens=512)
     assert result.manifest.scheme.formats == by_hand
     assert result.manifest.scheme.lm_head == "i8"
     stored = [
         weight_dtypes(result.path, f"layers.{layer}.{site}")
-        for layer, site in ((0, "attention.qkv"), (0, "attention.o"), (1, "attention.o"))
+        for layer, site in (
+            *((0, "attention.qkv"), (0, "attention.o")),
+            *((1, "attention.o"), (1, "mlp.gate_up")),
+        )
     ]
-    assert stored == [{"i4"}, {"i8"}, {"bf16"}]
+    assert stored == [{"i4"}, {"i8"}, {"bf16"}, {"i6"}]
     accuracy = result.manifest.accuracy
     assert accuracy is not None and accuracy.kl is not None and 0 < accuracy.kl < 0.3
 

@@ -84,6 +84,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("qwen3_moe", "int8_hadamard", None, False),
         ("qwen3_moe", "int4_awq", None, False),
         ("qwen3_moe", "iq4", None, False),
+        ("qwen3_moe", "int6_g128", None, False),
+        ("llama", "int6_g128", None, True),
         ("qwen3_moe", "w4a8_awq", None, False),
         ("qwen3_moe", "w4a8_awq", None, True),
     ],

@@ -11,7 +11,7 @@ from tests.support.quantized import dequantized
 from trtc.quant.prequantized import read_quantization
 
 PREFIX = "model.layers.0.mlp.up_proj"
-ROWS, COLUMNS = 16, 64
+ROWS, COLUMNS = 16, 128
 DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.bfloat16: "BF16",
@@ -29,6 +29,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
     ),
     ("pack-quantized", "Packed", {"num_bits": 4, "strategy": "channel"}),
+    ("pack-quantized", "Packed", {"num_bits": 6, "strategy": "group", "group_size": 128}),
     ("pack-quantized", "Packed", {"num_bits": 8, "strategy": "group", "group_size": 16}),
     ("int-quantized", "Int", {"num_bits": 8, "strategy": "channel"}),
     ("int-quantized", "Int", {"num_bits": 8, "strategy": "tensor"}),

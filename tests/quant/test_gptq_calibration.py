@@ -130,11 +130,12 @@ MIXED = FormatRecipe(
     {
         site: FORMATS[name]
         for site, name in in_turn(
-            2, "int4_g32", "int8", "int4_g128", "fp8", "int8_g128", "bf16", "int4_g64"
+            *(2, "int4_g32", "int8", "int4_g128", "fp8"),
+            *("int8_g128", "bf16", "int4_g64", "int6_g128"),
         ).items()
     }
 )
-NOISE = {"int4": 0.03, "int8": 1e-4, "fp8": 2e-3, "bf16": 0}
+NOISE = {"int4": 0.03, "int6": 4e-3, "int8": 1e-4, "fp8": 2e-3, "bf16": 0}
 """Of a weight's power, at most, by how a format's name begins."""
 
 

@@ -11,6 +11,7 @@ from trtc.quant.pack import (
     Array,
     offset_bytes,
     offset_nibbles,
+    offset_sixes,
     pack_words,
     signed_nibbles,
     unpack_awq,
@@ -34,6 +35,15 @@ def test_a_set_top_bit_is_no_sign() -> None:
     assert unpack_words(np.array([[-1]], np.int32), 4, 1).tolist() == [[15] * 8]
 
 
+def test_codes_of_six_bits_go_on_in_the_next_word() -> None:
+    """Code i has bits 6 i to 6 i + 5 of the words after one another."""
+    found = codes(5, (1, 16), 6)
+    number = sum(int(code) << 6 * i for i, code in enumerate(found[0]))
+    words = np.frombuffer(number.to_bytes(12, "little"), "<i4")[None]
+    np.testing.assert_array_equal(pack_words(found, 6, 1), words)
+    np.testing.assert_array_equal(unpack_words(words, 6, 1), found)
+
+
 def test_awq_interleaves_columns() -> None:
     # Nibble by nibble from the lowest: columns 0 2 4 6 1 3 5 7, each holding its own number.
     word = np.array([[0x75316420]], np.uint32).view(np.int32)
@@ -48,6 +58,7 @@ def test_signs() -> None:
     all_codes = np.arange(16, dtype=np.uint8)
     assert signed_nibbles(all_codes).astype(int).tolist() == [*range(8), *range(-8, 0)]
     assert offset_nibbles(all_codes).astype(int).tolist() == list(range(-8, 8))
+    assert offset_sixes(np.arange(64, dtype=np.uint8)).tolist() == list(range(-32, 32))
     assert offset_bytes(np.array([0, 127, 128, 255], np.uint8)).tolist() == [-128, -1, 0, 127]
 
 
@@ -55,10 +66,11 @@ def test_signs() -> None:
     seed=st.integers(0, 1 << 30),
     rows=st.integers(1, 5),
     words=st.integers(1, 4),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([4, 6, 8]),
     axis=st.sampled_from([0, 1]),
 )
 def test_words_round_trip(seed: int, rows: int, words: int, bits: int, axis: int) -> None:
+    words *= 3 if bits == 6 else 1
     shape = (rows, words * 32 // bits) if axis else (words * 32 // bits, rows)
     original = codes(seed, shape, bits)
     packed = pack_words(original, bits, axis)

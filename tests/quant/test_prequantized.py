@@ -603,6 +603,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (packed(group_size=32) | {"format": "mxfp4-pack-quantized"}, "weights.type: is 'int'"),
     (packed(group_size=16, num_bits=2), "num_bits: is 2"),
+    (packed(group_size=64, num_bits=6), "num_bits: is 6.*groups of a multiple of 128"),
+    (packed(strategy="channel", num_bits=6), "num_bits: is 6"),
+    (packed(group_size="all", num_bits=6), "group_size: is 'all'"),
     (packed(group_size=16, num_bits=8, symmetric=False), "symmetric: is False"),
     (packed(strategy="tensor_group"), "strategy: is 'tensor_group'"),
 ]

@@ -70,7 +70,9 @@ def test_a_recipe_may_have_tables(tmp_path: Path) -> None:
     recipe = read_recipe(write_recipe(tmp_path / "recipe.json", sites))
     assert recipe.names == sites and list(recipe.of_linears(SHAPES)) == list(SHAPES)
     wrong = write_recipe(tmp_path / "wrong.json", {**GOOD, "lm_head": "int8"})
-    with pytest.raises(RequestError, match=r"'int8' of site 'lm_head'.*iq4, iq4_g16, int8_g128"):
+    with pytest.raises(
+        RequestError, match=r"'int8' of site 'lm_head'.*iq4, iq4_g16, int6_g128, int8_g128"
+    ):
         read_recipe(wrong)
 
 

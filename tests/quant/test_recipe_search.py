@@ -86,8 +86,8 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(
         assert again.scores == search.scores
         assert again.within_bits(5.0) == search.within_bits(5.0)
     layers = [step for step in steps if step.unit == "layers"]
-    assert [step.done for step in layers] == [2, 2, 1, 2], layers
-    scoring = "scoring 5 formats of every site"
+    assert [step.done for step in layers] == [2, 2, 1, 2, 0, 1, 2], layers
+    scoring = "scoring 6 formats of every site"
     assert any(scoring in step for step in steps)
     steps.clear()
     with recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path) as saved:

@@ -28,6 +28,7 @@ def test_linears_that_are_one_matrix_are_one_site(linear: str, site: str) -> Non
         ("int4_g32", 4.5),
         ("iq4", 4.25),
         ("iq4_g16", 4.5),
+        ("int6_g128", 6.125),
         ("int8_g128", 8.125),
         ("int8", 8 + 16 / 512),
         ("fp8", 8 + 16 / 512),
@@ -41,6 +42,7 @@ def test_bits_of_a_weight_count_its_scales(name: str, bits: float) -> None:
 def test_sizes_that_do_not_fit_are_explained() -> None:
     assert "96 input features" in FORMATS["int8_g128"].why_not(64, 96)
     assert "in pairs" in FORMATS["int4_g32"].why_not(3, 96)
+    assert not FORMATS["int6_g128"].why_not(3, 128)
     assert not FORMATS["int4_g32"].why_not(64, 96)
     assert not FORMATS["fp8"].why_not(3, 5)
 

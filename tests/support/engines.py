@@ -217,7 +217,14 @@ class LivelyReader:
     kernel could hide behind it.
     """
 
-    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "f4e2m1": 2.0, "i8": 40.0, "i4": 2.5, "iq4": 37.0}
+    _CODE_STD: ClassVar = {
+        "f8e4m3": 64.0,
+        "f4e2m1": 2.0,
+        "i8": 40.0,
+        "i6": 10.0,
+        "i4": 2.5,
+        "iq4": 37.0,
+    }
     _ACTIVATION_SCALE: ClassVar = {
         "f8e4m3": 4 / 448,
         "f4e2m1": 4 / 6 / 448,

@@ -173,6 +173,7 @@ def test_pools_of_a_profile_stay_below_the_32_bit_limit() -> None:
         ("llama", {"target": "tensorrt:sm_80", "dtype": "fp8"}, "sm_80 has no E4M3"),
         ("llama", {"target": "tensorrt:sm_90", "dtype": "nvfp4"}, "sm_90 has no FP4 arithmetic"),
         ("llama", {"target": "tensorrt:sm_90", "dtype": "iq4"}, "TensorRT has no iq4 weights"),
+        ("llama", {"target": "tensorrt:sm_90", "dtype": "int6_g128"}, "has no 6-bit weights"),
         ("llama", {"target": "tensorrt:sm_75"}, "not an SM that trtc compiles kernels for"),
         ("llama", {"target": "tensorrt"}, "says no SM"),
         ("llama", {"dummy_weights": True}, "a plan is built from its weights"),

@@ -97,16 +97,16 @@ _TARGETS = (
 @click.option(
     "--exact-lm-head",
     is_flag=True,
-    help="Keep a quantised model's lm_head in bf16; otherwise it is int8 on CPUs, and beside 4-bit "
-    "weights on GPUs.",
+    help="Keep a quantised model's lm_head in bf16; otherwise it is int8 on CPUs, and beside "
+    "weights of 4 and 6 bits on GPUs.",
 )
 @click.option(
     "--lm-head-dtype",
     metavar="FORMAT",
     shell_complete=one_of(tuple(TABLE_FORMATS)),
     help=f"One of {', '.join(TABLE_FORMATS)}, whatever --dtype is. Where embeddings are tied, of "
-    "the table that both are. Default: int8_g128 on CPUs, and beside 4-bit weights on GPUs, of a "
-    "quantised model; else bf16.",
+    "the table that both are. Default: int8_g128 on CPUs, and beside weights of 4 and 6 bits on "
+    "GPUs, of a quantised model; else bf16.",
 )
 @click.option(
     "--embedding-dtype",

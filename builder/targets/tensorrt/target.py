@@ -51,6 +51,8 @@ from trtc.protos.record import record_json
 from trtc.protos.stages import STAGES_FILE
 from trtc.quant.scheme import MIXED, Scheme
 
+_OURS = {"iq4": "iq4", "i6": "6-bit"}
+"""What is said of weights that TensorRT has not."""
 PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
     "plugin_namespace": TRTC_DOMAIN,
     "plugin_version": "1",
@@ -230,9 +232,9 @@ def check_scheme(scheme: Scheme, sm: int) -> None:
             field="--recipe",
             remedy="Use --dtype, or --target cpu or cuda",
         )
-    if scheme.weight == "iq4":
+    if scheme.weight in _OURS:
         raise UnsupportedError(
-            "TensorRT has no iq4 weights",
+            f"TensorRT has no {_OURS[scheme.weight]} weights",
             field="--dtype",
             remedy="Use int4, or --target cpu or cuda",
         )

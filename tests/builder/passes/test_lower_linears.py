@@ -80,6 +80,7 @@ def test_rows_have_scales_of_their_own(kind: Tiny) -> None:
         Tiny("int4_awq", zero_points=True),
         Tiny("iq4", bias=True),
         Tiny("iq4", experts=4),
+        Tiny("int6_g128", bias=True),
         Tiny("int8_sq"),
         Tiny("fp8"),
     ],

@@ -285,9 +285,9 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         codes, code_type = distance.argmin(-1), "u4"
     else:
         largest = np.abs(blocks).max(axis=None if kind.per_tensor else -1, keepdims=True)
-        top = {"f8e4m3": 448.0, "i8": 127.0, "i4": 7.0, "i4_f8": 7.0}[scheme.weight]
+        top = {"f8e4m3": 448.0, "i8": 127.0, "i6": 31.0, "i4": 7.0, "i4_f8": 7.0}[scheme.weight]
         scale = largest / np.float32(top)
-        code_type = "i4" if scheme.weight == "i4_f8" else scheme.weight
+        code_type = {"i4_f8": "i4", "i6": "i8"}.get(scheme.weight, scheme.weight)
         codes = np.clip(blocks / scale, -top, top)
         codes = codes if code_type == "f8e4m3" else np.rint(codes)
     made["weight"] = cast(codes.reshape(weight.shape), code_type)
