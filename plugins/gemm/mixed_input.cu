@@ -1,6 +1,6 @@
 // out = softcap(x @ ((weight - zero) * weight_scale).T + bias) + residual for bf16 x, 4-bit weights
-// in tiles (plugins/tiles.py) or row-major int8 ones, and so few rows of x that reading the weights
-// is the bound. For plugins/fused_linear, one row of x may be normalised first
+// in tiles (plugins/tiles.py), row-major int8 ones or those of plugins/six_bits.py, and so few rows of x
+// that reading the weights is the bound. For plugins/fused_linear, one row of x may be normalised first
 // (mixed_input_norm.cuh), and halves of the result may be gate and up, of which out is the gated product.
 //
 // A block takes 16 * ROW_TILES rows of the weight for each of its ROW_WARPS columns of warps, and K
@@ -11,10 +11,10 @@
 //
 // Weights are the first operand of the tensor cores. For each 128 channels, a chunk, lane (g, t) has
 // a quarter of what is scaled alike, a part, of rows g and g + 8: runs of eight channels, a word of
-// nibbles or two words of bytes each. x is the second, and the block keeps it in shared memory in the
+// nibbles, two words of bytes or parts of three words of six bits each. x is the second, and the block keeps it in shared memory in the
 // order in which lanes take it. mixed_input_bf16.cuh and mixed_input_digits.cuh say what is multiplied.
 //
-// Macros: N, K; BYTES (int8 weights, else nibbles); IQ4 (nibbles are codes of plugins/iq4.py, and scales
+// Macros: N, K; BYTES (int8 weights, else nibbles); SIX_BITS (or codes of 6 bits); IQ4 (nibbles are codes of plugins/iq4.py, and scales
 // bytes, in units of scale_unit); DIGITS (products of mixed_input_digits.cuh, else of
 // mixed_input_bf16.cuh); GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS;

@@ -1,14 +1,15 @@
 """linear with weights of integers, or of E4M3 in groups, on a GPU. Four kernels, by rows:
 
-    few         mixed_input.cu: 4-bit weights in tiles or int8 ones, at the bandwidth of memory
-    on sm_90    mixed_input_sm90.cu: the same weights, by WGMMA
+    few         mixed_input.cu: 4-bit weights in tiles, 6-bit or int8 ones in rows, at the bandwidth
+                of memory
+    on sm_90    mixed_input_sm90.cu: the same weights but those of 6 bits, by WGMMA
     more        multiply_mixed_input: tiles of weights become operands in registers
     many        widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies
 
 All but the last give exact products; for one row, of numbers that differ from x by less than a
 2^30th of the largest nearby. The last rounds a dequantised weight to bf16, which is where the
 source graph's DequantizeLinear rounds it too. int8 x is always multiplied the third way, and E4M3
-and 6-bit weights the last two.
+weights the last two.
 """
 
 from collections.abc import Iterable, Iterator
@@ -111,10 +112,10 @@ def _is_ours(site: Site) -> bool:
 
 
 def _has_rows(site: Site) -> bool:
-    """Whether they take a row-major weight: int8, in whole tiles of large groups."""
-    is_signed = site.attributes["weight_dtype"] == "i8" and not site.has("input_scale")
+    """Whether they take a weight in rows: int8 or of 6 bits, in whole tiles of large groups."""
+    is_ours = site.attributes["weight_dtype"] in ("i8", "i6") and not site.has("input_scale")
     whole_groups = _group(site) % CHANNELS == 0 and site.axes["K"] % _group(site) == 0
-    return is_signed and whole_groups and site.axes["N"] % ROWS == 0
+    return is_ours and whole_groups and site.axes["N"] % ROWS == 0
 
 
 def _weight(site: Site) -> Weight:
@@ -122,7 +123,7 @@ def _weight(site: Site) -> Weight:
         columns=site.axes["N"],
         depth=site.axes["K"],
         group_size=_group(site),
-        bits=8 if site.attributes["weight_dtype"] == "i8" else 4,
+        bits={"i8": 8, "i6": 6}.get(str(site.attributes["weight_dtype"]), 4),
         has_zero=site.has("weight_zero"),
         byte_scales=site.has("scale_unit"),
         gated=_gate(site) != "none",

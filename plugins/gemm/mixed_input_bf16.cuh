@@ -10,6 +10,8 @@
 // exact in bf16, so its products have nothing too much.
 //
 // Codes of iq4 become 128 + n by a table (iq4.cuh). Their pairs are of channels that follow each other.
+// Codes of 6 bits are joined of their planes (plugins/six_bits.py) and become 128 + n as nibbles do, in
+// pairs of channels i and i + 4.
 #pragma once
 
 #include "gemm/iq4.cuh"
@@ -32,7 +34,10 @@ using Sums = float[ROW_TILES][kXTiles][4];
 // is added to base_of(i) there.
 __device__ constexpr int place_of(int i) { return i == 0 ? 0 : 3; }
 __device__ constexpr int shift_of(int i) { return i == 0 ? 0 : 4 * i - 3; }
-__device__ constexpr unsigned base_of(int i) { return IQ4 ? kIq4Over : 128u >> place_of(i); }
+__device__ constexpr unsigned base_of(int i) { return IQ4 ? kIq4Over : SIX_BITS ? 128u : 128u >> place_of(i); }
+
+// What codes are more than the weights.
+constexpr float kCodesOver = SIX_BITS ? 32.f : SIGNED ? 8.f : 0.f;
 
 // Pair i of a word of nibbles; signed ones with their sign bit flipped are 8 more.
 __device__ inline unsigned nibbles_of(unsigned word, int i) {
@@ -49,8 +54,16 @@ __device__ inline unsigned bytes_of(unsigned word, int i) {
                        mask_and_flip(bytes, 0x00800080u, 0x43004300u));
 }
 
+// Codes of 6 bits as bytes: of channels i, i + 4, i + 8 and i + 12 of a lane's first 16 or its others.
+__device__ inline unsigned six_bits_of(const unsigned (&words)[kWords], int which, int i) {
+  const unsigned low = words[i / 2 * 2 + which] >> i % 2 * 4, pairs = words[kWords - 2 + which];
+  const unsigned high = i < 2 ? pairs << (4 - 2 * i) : pairs >> (2 * i - 4);
+  return (low & 0x0f0f0f0fu) | (high & 0x30303030u);
+}
+
 // Pair i of a lane's j-th eight.
 __device__ inline unsigned pair_of(const unsigned (&words)[kWords], int j, int i) {
+  if (SIX_BITS) return __byte_perm(six_bits_of(words, j / 2, i), 0x43434343u, j % 2 == 0 ? 0x4140 : 0x4342);
   if (IQ4) return iq4_pair(iq4_bytes(words[j] >> i / 2 * 16), i % 2);
   return BYTES ? bytes_of(words[kEightWords * j + i / 2], i % 2) : nibbles_of(words[j], i);
 }
@@ -133,7 +146,7 @@ struct Lane {
       for (int half = 0; half < 2; ++half) {
         const int row = half * 8 + g;
         read_words(words[r][half], stage + r * kTileBytes, row, part, t);
-        float over = SIGNED ? 8.f : 0.f;
+        float over = kCodesOver;
         if (HAS_ZERO) over = stage[kZerosAt + (r * kParts + part) * kZeroBytes + row];
 #pragma unroll
         for (int i = 0; i < kXTiles; ++i) {

@@ -1,5 +1,5 @@
-// Weights of mixed_input.cu on their way to a warp: 4-bit ones in tiles (plugins/tiles.py), int8 ones in
-// rows. A chunk is 128 channels of 16 * ROW_TILES rows, with its scales and zero points a stage of
+// Weights of mixed_input.cu on their way to a warp: 4-bit ones in tiles (plugins/tiles.py), int8 ones
+// and those of 6 bits (plugins/six_bits.py) in rows. A chunk is 128 channels of 16 * ROW_TILES rows, with its scales and zero points a stage of
 // the warp's ring.
 #pragma once
 
@@ -12,7 +12,7 @@ using u8 = unsigned char;
 
 constexpr int kThreads = 32 * ROW_WARPS * SPLITS;
 constexpr int kTileRows = 16, kTileChannels = 128;
-constexpr int kRowBytes = BYTES ? kTileChannels : kTileChannels / 2;
+constexpr int kRowBytes = BYTES ? kTileChannels : SIX_BITS ? kTileChannels * 6 / 8 : kTileChannels / 2;
 constexpr int kTileBytes = kTileRows * kRowBytes;
 
 constexpr int kParts = GROUP < kTileChannels ? kTileChannels / GROUP : 1;
@@ -20,7 +20,8 @@ constexpr int kGroupTiles = GROUP < kTileChannels ? 1 : GROUP / kTileChannels;
 constexpr int kEights = 16 / kParts;      // runs of eight channels of a part
 constexpr int kLaneEights = kEights / 4;  // that a lane has of a row
 constexpr int kEightWords = BYTES ? 2 : 1;
-constexpr int kWords = kLaneEights * kEightWords;
+constexpr int kPlanes = 3, kPlaneBytes = kTileChannels / 4;  // of a row of six bits
+constexpr int kWords = SIX_BITS ? 2 * kPlanes : kLaneEights * kEightWords;
 constexpr int kChunks = K / kTileChannels;
 constexpr int kSplitChunks = (kChunks + CLUSTER * SPLITS - 1) / (CLUSTER * SPLITS);
 constexpr int kBlockChunks = kSplitChunks * SPLITS;
@@ -28,6 +29,7 @@ constexpr int kWarpRows = kTileRows * ROW_TILES;
 constexpr int kBlockRows = kWarpRows * ROW_WARPS;
 static_assert(!IQ4 || (!SIGNED && !BYTES && !HAS_ZERO), "codes of iq4 are unsigned nibbles");
 static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
+static_assert(!SIX_BITS || (!IQ4 && !SIGNED && !BYTES && !HAS_ZERO && kParts == 1), "six bits are in large groups");
 static_assert(N % kTileRows == 0 && K % kTileChannels == 0 && kBlockRows <= N, "tiles are whole");
 
 // Of out, all and those of a block: with a gate half of a block's rows are gate's, and the others are
@@ -64,7 +66,13 @@ using Words = unsigned[ROW_TILES][2][kWords];
 __device__ inline void read_words(unsigned (&words)[kWords], const u8* tile, int row, int part,
                                   int t) {
   const u8* from = tile + row * kRowBytes + (part * 4 + t) * 4 * kWords;
-  if constexpr (BYTES) {
+  if constexpr (SIX_BITS) {
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const uint2 two = *reinterpret_cast<const uint2*>(tile + row * kRowBytes + plane * kPlaneBytes + t * 8);
+      words[2 * plane] = two.x, words[2 * plane + 1] = two.y;
+    }
+  } else if constexpr (BYTES) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const u8* chunk = tile + row * kRowBytes + ((2 * t + i) ^ row % 8) * 16;
@@ -90,7 +98,7 @@ struct Stream {
   unsigned long long policy;
 
   __device__ inline void copy(unsigned stage, int chunk) const {
-    if (BYTES) return copy_rows(stage, chunk);
+    if (BYTES || SIX_BITS) return copy_rows(stage, chunk);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const u8* tile = weight + (static_cast<long long>(r) * kChunks + chunk) * kTileBytes;
@@ -111,13 +119,24 @@ struct Stream {
     }
   }
 
-  // Row-major bytes: eight lanes copy 128 channels of a row, sixteen a scale of each row.
+  // Rows that lie after one another: eight lanes copy 128 channels of bytes of a row, six those of six
+  // bits, which meet different banks as they lie. Sixteen copy a scale of each row.
   __device__ inline void copy_rows(unsigned stage, int chunk) const {
-    const int sixteen = lane % 8;
+    if constexpr (SIX_BITS) {
+      constexpr int kPieces = kRowBytes / 16;
 #pragma unroll
-    for (int at = lane / 8; at < kWarpRows; at += 4) {
-      const u8* from = weight + static_cast<long long>(at) * K + chunk * kRowBytes + sixteen * 16;
-      stream_async(stage + at * kRowBytes + (sixteen ^ at % 8) * 16, from, 16, policy);
+      for (int i = 0; i < kWarpRows * kPieces / 32; ++i) {
+        const int at = (i * 32 + lane) / kPieces, sixteen = (i * 32 + lane) % kPieces;
+        const u8* from = weight + (static_cast<long long>(at) * kChunks + chunk) * kRowBytes + sixteen * 16;
+        stream_async(stage + at * kRowBytes + sixteen * 16, from, 16, policy);
+      }
+    } else {
+      const int sixteen = lane % 8;
+#pragma unroll
+      for (int at = lane / 8; at < kWarpRows; at += 4) {
+        const u8* from = weight + static_cast<long long>(at) * K + chunk * kRowBytes + sixteen * 16;
+        stream_async(stage + at * kRowBytes + (sixteen ^ at % 8) * 16, from, 16, policy);
+      }
     }
 #pragma unroll
     for (int at = lane; at < kWarpRows; at += 32) {

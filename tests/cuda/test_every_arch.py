@@ -45,13 +45,13 @@ def sources_of(op: str, sm: int) -> Sources:
 
 def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     by_row = " by row" * any(one.name in _SCALES_OF_ROWS for one in source.parameters)
-    if isinstance(source, CudaSource):
-        return source.file, source.entry + by_row
     constants = source.constants
-    by_channel = " by channel" * (constants.get("DECAYS", 1) != 1)
     is_split = constants.get("NIBBLES") == SIX_BITS.value or constants.get("SIX_BITS")
-    kind = by_row + by_channel + " in six bits" * bool(is_split)
-    return source.function.fn.__module__, source.function.fn.__name__ + kind
+    kind = by_row + " in six bits" * bool(is_split)
+    if isinstance(source, CudaSource):
+        return source.file, source.entry + kind
+    by_channel = " by channel" * (constants.get("DECAYS", 1) != 1)
+    return source.function.fn.__module__, source.function.fn.__name__ + kind + by_channel
 
 
 @functools.cache

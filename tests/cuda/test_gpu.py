@@ -209,6 +209,19 @@ def test_narrow_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case:
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
 
+def test_six_bit_linears_of_few_rows(gpu: Gpu, rng: np.random.Generator) -> None:
+    """The CUDA C++ kernel, with as many rows as each of its variants takes, and one less."""
+    call = linear_call(rng, Linear("bf16", "i6", 1024, 2048, 128, layout="split", out="f32"), 32)
+    call = replace(call, inputs={**call.inputs, "x": np.ascontiguousarray(call.inputs["x"])})
+    variants = lower_mixed_input(site_of(call, "tokens", gpu.sm))
+    few = [at for at, variant in enumerate(variants) if variant.max_rows <= 32]
+    assert [variants[at].max_rows for at in few] == [1, 8, 16, 32]
+    for at in few:
+        for rows in {variants[at].max_rows, max(1, variants[at].max_rows - 1)}:
+            some = take_rows(call, slice(0, rows))
+            assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
+
+
 @pytest.mark.parametrize("rows", [1, 4, 9, 17, 40, 200, 700])
 def test_mxfp4_experts_of_a_published_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> None:
     """gpt-oss', which no power of two above 64 divides."""

@@ -1,5 +1,5 @@
-"""Linears with 4-bit weights in tiles, or int8 ones: the CUDA C++ kernel on the CPU, against the
-reference."""
+"""Linears with 4-bit weights in tiles, 6-bit or int8 ones: the CUDA C++ kernel on the CPU, against
+the reference."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from trtc.plugins.gemm.mixed_input_tactics import Few  # noqa: E402
 TILES: dict[str, Any] = {"layout": "tiles"}
 BYTES: dict[str, Any] = {"layout": "tiles", "bytes": True}
 ROWS: dict[str, Any] = {"layout": "row_major"}
+SPLIT: dict[str, Any] = {"layout": "split"}
 CASES = [
     (Case("bf16", "i4", 64, 512, 128, **TILES), Few(8, 1, 2, 2, 3)),
     (Case("bf16", "i4", 80, 384, **TILES, bias=True, out="f32"), Few(1, 2, 1, 2, 2)),
@@ -37,6 +38,9 @@ CASES = [
     (Case("bf16", "i4", 32, 512, 128, **TILES), Few(1, 1, 2, 2, 2, digits=True, early=1)),
     (Case("bf16", "iq4", 64, 512, 32, **BYTES, out="f32"), Few(1, 1, 2, 2, 3)),
     (Case("bf16", "iq4", 80, 384, 32, **BYTES, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
+    (Case("bf16", "i6", 48, 512, 128, **SPLIT, out="f32"), Few(1, 1, 3, 2, 3)),
+    (Case("bf16", "i6", 80, 384, 128, **SPLIT, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
+    (Case("bf16", "i6", 32, 768, 256, **SPLIT, softcap=2.0), Few(16, 1, 1, 2, 3, 2)),
     (Case("bf16", "i8", 48, 512, 128, **ROWS, out="f32"), Few(1, 1, 3, 2, 3)),
     (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),

@@ -18,6 +18,7 @@ from trtc.plugins.gemm.mixed_input_tactics import Weight, few_tactics, shared_by
 WEIGHTS: Mapping[str, Mapping[str, str]] = {
     "i4": {"weight": "i4", "weight_scale": "f32"},
     "iq4": {"weight": "u4", "weight_scale": "u8", "scale_unit": "f32"},
+    "i6": {"weight": "u8", "weight_scale": "f32"},
 }
 
 
@@ -30,7 +31,11 @@ def linear_site(sm: int, columns: int, depth: int, weight: str, group_size: int)
             "N": columns,
             "group_size": group_size,
             "weight_dtype": weight,
-            "layout": "tiles" if group_size >= 32 and depth % 128 == 0 else "row_major",
+            "layout": "split"
+            if weight == "i6"
+            else "tiles"
+            if group_size >= 32 and depth % 128 == 0
+            else "row_major",
             "activation": "exact",
             "softcap": 0.0,
             "out_dtype": "bf16",
@@ -56,6 +61,7 @@ SMS = one_of_each(lambda arch: (arch.has_large_shared, arch.has_pdl, arch.has_wg
         *(("i4", 128, sm) for sm in SMS),
         # The same kernels with other words, once a generation of SMs.
         *(("iq4", 32, sm) for sm in (80, 90, 100, 120)),
+        *(("i6", 128, sm) for sm in (80, 90, 100, 120)),
         ("iq4", 16, 90),
     ],
 )
@@ -76,7 +82,7 @@ def test_many_columns_in_rows_and_small_groups_compile_for_wgmma() -> None:
 
 
 @pytest.mark.parametrize("sm", ARCHS)
-@pytest.mark.parametrize(("bits", "has_zero"), [(4, False), (4, True), (8, False)])
+@pytest.mark.parametrize(("bits", "has_zero"), [(4, False), (4, True), (6, False), (8, False)])
 @pytest.mark.parametrize(
     ("columns", "depth"), [(16, 128), (1152, 896), (6144, 4096), (57344, 8192), (8192, 28672)]
 )

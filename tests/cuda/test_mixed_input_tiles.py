@@ -120,11 +120,13 @@ def ends(case: Case, most: int, sm: int = 90) -> list[int]:
 
 def test_variants_cover_all_rows_of_a_site() -> None:
     tiled, capped, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
+    (split,) = (case for case in WIDENED if case.layout == "split")
     assert ends(tiled, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
     assert ends(tiled, 50) == [1, 8, 16, 32, 50]
     assert ends(tiled, 50, sm=80) == [1, 8, 16, 32, 50]
     assert ends(tiled, 2048, sm=80) == [1, 8, 16, 32, 2048]
     assert ends(capped, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
+    assert ends(split, 2048) == [1, 8, 16, 32, 2048]
     assert ends(row_major, 64) == [32, 64]
     assert ends(of_i8, 2048) == [32, 64, 2048]
 
