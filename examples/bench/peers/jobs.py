@@ -38,6 +38,8 @@ class Job:
     """Whether what an earlier prompt left may be used again."""
     step_tokens: int = 512
     """OpenVINO: tokens of one step, prompts cut to fit."""
+    dummy_weights: bool = False
+    """trtc: the engine was built without weights."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

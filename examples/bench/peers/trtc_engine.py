@@ -100,10 +100,23 @@ class TrtcEngine:
 
     def _job(self, kind: Kind, prompts: list[list[int]], output_len: int) -> Job:
         warmup = self.setting.work.warmup()
-        return Job(kind, str(self.engine), prompts, output_len, self.setting.threads, warmup)
+        return Job(
+            kind,
+            str(self.engine),
+            prompts,
+            output_len,
+            self.setting.threads,
+            warmup,
+            dummy_weights=self._has_dummies,
+        )
 
     def _serving(self, *more: str) -> AbstractContextManager[TrtcServer]:
-        return trtc_server(self.engine, "--threads", str(self.setting.threads), *more)
+        dummy = ("--dummy-weights",) if self._has_dummies else ()
+        return trtc_server(self.engine, "--threads", str(self.setting.threads), *dummy, *more)
+
+    @property
+    def _has_dummies(self) -> bool:
+        return read_manifest(self.engine).dummy_weights
 
 
 def prepare(

@@ -22,7 +22,9 @@ def first_token(job: Job) -> None:
     with quick_start():  # as `trtc generate` does
         from trtc.runtime.frontends.local import LocalEngine
 
-        engine = LocalEngine.open(job.model, num_threads=job.threads)
+        engine = LocalEngine.open(
+            job.model, num_threads=job.threads, dummy_weights=job.dummy_weights
+        )
     with engine:
         generation = engine.generate(job.prompts[0], max_tokens=8, temperature=0.0, ignore_eos=True)
         answer(next(generation).token_ids)
@@ -36,7 +38,12 @@ async def generate(job: Job) -> list[RawTrace]:
         from trtc.runtime.engine.config import EngineConfig
         from trtc.runtime.engine.opening import open_handle
 
-    config = EngineConfig(num_threads=job.threads, prefix_cache=job.prefix_cache, step_target_s=0)
+    config = EngineConfig(
+        num_threads=job.threads,
+        prefix_cache=job.prefix_cache,
+        step_target_s=0,
+        dummy_weights=job.dummy_weights,
+    )
     async with local_target(Path(job.model), config, open_handle) as target:
         await complete_all(target, [job.warmup], 2)
         return await complete_all(target, job.prompts, job.output_len)
