@@ -7,8 +7,9 @@ changes the columns after it by -e U[k, k+1:].
 
 GPTAQ (Li et al. 2025, arXiv 2504.02692) aims at the outputs of the unquantised model: X is what the
 linear gets in the model that is quantised so far, X~ what it gets in the unquantised one, and
-|W X~ - Q X|^2 is to be small. With C = (X~ - X) X^T, column k changes those after it by
-w_k P[k, k+1:] besides, P = triu(C U^T, 1) U.
+|W X~ - Q X|^2 is to be small. With C = (X~ - X) X^T, the real weights that make it smallest are
+W + W C H^-1. Those are rounded as GPTQ rounds; the paper changes columns one at a time, as if those
+before could not make good for their own inputs, which is less accurate (docs/lab/accuracy-4bit.md).
 """
 
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def round_weights(
     of their inputs' power while groups stay in the order of the channels.
 
     Args:
-        weight: [N, K] f32, on the device of `inputs`.
+        weight: [N, K] f32, on the device of `inputs`; overwritten.
         inputs: its matrices are overwritten.
 
     Raises:
@@ -129,18 +130,33 @@ def round_weights(
     if not bool(power.isfinite().all()):
         raise CalibrationError("gets activations that are not finite")
     silent = power == 0
-    scales, unit = search_scales(weight.masked_fill(silent, 0), group_size, grid)
+    weight.masked_fill_(silent, 0)
+    scales, unit = search_scales(weight, group_size, grid)
     order = power.argsort(descending=True, stable=True)
-    upper = _inverse_factor(inputs.gram, order, settings.damping)
-    pull = None
+    drift = None
     if inputs.shift is not None:
-        pull = _pull(inputs.shift, order, upper, inputs.gram).mul_(settings.correction)
-    ordered = weight[:, order].masked_fill_(silent[order], 0)
+        drift = torch.matmul(weight, inputs.shift).mul_(settings.correction)
+    upper = _inverse_factor(inputs.gram, order, settings.damping)
+    aim = _aim(weight, drift, order, upper)
     groups = (order // group_size).tolist()
-    found = _round_columns(ordered, scales.T.contiguous(), groups, upper, pull, grid)
+    found = _round_columns(aim, scales.T.contiguous(), groups, upper, grid)
     codes = torch.empty_like(found)
     codes[:, order] = found
     return Rounded(codes, scales, unit if grid.byte_scales else None)
+
+
+def _aim(
+    weight: torch.Tensor, drift: torch.Tensor | None, order: torch.Tensor, upper: torch.Tensor
+) -> torch.Tensor:
+    """The weights [N, K] that would be best if they need not be rounded, in `order`.
+
+    Args:
+        drift: W C [N, K] of GPTAQ.
+    """
+    if drift is None:
+        return weight[:, order]
+    product = drift[:, order] @ upper.T
+    return weight[:, order].addmm_(product, upper)
 
 
 def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> torch.Tensor:
@@ -171,20 +187,6 @@ def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> 
     raise CalibrationError("gets activations whose products cannot be inverted")
 
 
-def _pull(
-    shift: torch.Tensor, order: torch.Tensor, upper: torch.Tensor, work: torch.Tensor
-) -> torch.Tensor:
-    """P [K, K] of GPTAQ, of C with its channels in `order`.
-
-    Args:
-        shift: C; overwritten.
-        work: [K, K], overwritten with the result.
-    """
-    _permuted(shift, order, work)
-    torch.matmul(work, upper.T, out=shift).triu_(1)
-    return torch.matmul(shift, upper, out=work)
-
-
 def _permuted(matrix: torch.Tensor, order: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`matrix` [K, K] with its rows and columns in `order`, in `result`.
 
@@ -200,7 +202,6 @@ def _round_columns(
     scales: torch.Tensor,
     groups: Sequence[int],
     upper: torch.Tensor,
-    pull: torch.Tensor | None,
     grid: CodeGrid,
 ) -> torch.Tensor:
     """Codes [N, K] i8 of a weight whose columns are in the order of rounding.
@@ -209,7 +210,6 @@ def _round_columns(
         weight: [N, K]; overwritten.
         scales: [G, N], of groups of channels.
         groups: of each column.
-        pull: P of GPTAQ.
     """
     codes = torch.empty_like(weight, dtype=torch.int8)
     for begin in range(0, weight.shape[1], _BLOCK):
@@ -222,12 +222,8 @@ def _round_columns(
             rounded[at] = grid.round(column / scale)
             errors[at] = (column - rounded[at] * scale) / upper[k, k]
             rest.addr_(upper[k, k + 1 : end], errors[at], alpha=-1)
-            if pull is not None:
-                rest.addr_(pull[k, k + 1 : end], column)
         codes[:, begin:end] = rounded.T
         weight[:, end:].addmm_(errors.T, upper[begin:end, end:], alpha=-1)
-        if pull is not None:
-            weight[:, end:].addmm_(block.T, pull[begin:end, end:])
     return codes
 
 

@@ -15,8 +15,8 @@ _STREAMS = 2
 """Hidden states of the calibration text: of the unquantised model, and of the rounded one."""
 _SQUARES = 1
 """Matrices [K, K] of the linear that is rounded, beside its sums."""
-_COPIES = 3
-"""Of a weight [N, K], while its columns are rounded."""
+_COPIES = 4
+"""Of a weight [N, K], while it is rounded."""
 
 
 def gptq_bytes(model_dir: Path, formats: Mapping[str, SiteFormat], num_tokens: int) -> int:

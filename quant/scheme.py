@@ -33,7 +33,7 @@ class Gptq:
     damping: float = 0.05
     """Added to the diagonal of the inputs' Gram matrix, as a share of its mean."""
     correction: float = 0.5
-    """Share of what GPTAQ says that is done; the rest would fit the calibration text."""
+    """Share of GPTAQ's shift that counts; the rest would fit the calibration text."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """GPTQ and GPTAQ against their definitions: least squares, slow loops, and what they promise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ def statistics(x: torch.Tensor, exact: torch.Tensor | None = None) -> InputStati
 def test_outputs_are_closer_than_by_rounding_to_nearest(seed: int) -> None:
     torch.manual_seed(seed)
     weight, x = torch.randn(48, 128), correlated(512, 128, seed)
-    found = round_weights(weight, statistics(x), GROUP, PLAIN)
+    found = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
 
     def error(rounded: torch.Tensor) -> float:
         return float((x @ (weight - rounded).T).square().mean())
@@ -52,7 +54,7 @@ def test_gptaq_makes_good_for_what_the_inputs_lost(seed: int) -> None:
     x = exact + 0.2 * exact @ torch.randn(128, 128) / 128**0.5
 
     def error(settings: Gptq, inputs: InputStatistics) -> float:
-        found = round_weights(weight, inputs, GROUP, settings).values()
+        found = round_weights(weight.clone(), inputs, GROUP, settings).values()
         return float((exact @ weight.T - x @ found.T).square().mean())
 
     assert error(ASYMMETRIC, statistics(x, exact)) < 0.9 * error(PLAIN, statistics(x))
@@ -76,9 +78,30 @@ def test_columns_are_rounded_as_the_papers_define() -> None:
             best = torch.linalg.solve(gram[rest][:, rest], gram[rest, k])
             left[:, rest] -= error[:, None] * best
         order = rest
-    found = round_weights(weight, statistics(x), GROUP, PLAIN)
+    found = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
     same = (found.codes == codes).double().mean()
     assert same > 0.99  # f32 may tip a tie, and what follows it
+
+
+def test_gptaq_rounds_the_weights_that_would_be_best() -> None:
+    """Those of least squares, in float64: as plain GPTQ would round them with the same scales."""
+    torch.manual_seed(0)
+    weight, exact = torch.randn(8, 64), correlated(256, 64, 0)
+    x = exact + 0.2 * exact @ torch.randn(64, 64) / 8
+    settings = replace(ASYMMETRIC, correction=1.0)
+    gram = (x.T @ x).double()
+    gram += torch.eye(64) * settings.damping * gram.diagonal().mean()
+    best = weight + weight.double() @ ((exact - x).T @ x).double() @ torch.linalg.inv(gram)
+    order = (x.T @ x).diagonal().argsort(descending=True)
+    steps = search_scales(weight, GROUP)[0].double().repeat_interleave(GROUP, 1)[:, order]
+    upper = torch.linalg.cholesky(torch.linalg.inv(gram[order][:, order]), upper=True)
+    left, codes = best[:, order].clone(), torch.zeros(8, 64)
+    for k in range(64):
+        codes[:, order[k]] = (left[:, k] / steps[:, k]).round().clamp(-8, 7).float()
+        error = left[:, k] - codes[:, order[k]] * steps[:, k]
+        left[:, k:] -= error[:, None] / upper[k, k] * upper[k, k:]
+    found = round_weights(weight.clone(), statistics(x, exact), GROUP, settings)
+    assert (found.codes == codes).double().mean() > 0.99  # f32 may tip a tie, and what follows it
 
 
 def test_scales_are_the_same_however_many_are_searched_for_at_once(
@@ -107,8 +130,8 @@ def test_more_damping_is_taken_where_products_cannot_be_inverted() -> None:
 def test_equal_inputs_need_no_correction() -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(16, 256), correlated(512, 256, 1)
-    asymmetric = round_weights(weight, statistics(x, x), GROUP, ASYMMETRIC)
-    plain = round_weights(weight, statistics(x), GROUP, PLAIN)
+    asymmetric = round_weights(weight.clone(), statistics(x, x), GROUP, ASYMMETRIC)
+    plain = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
     assert torch.equal(asymmetric.codes, plain.codes)
 
 
@@ -148,7 +171,7 @@ def test_channels_that_are_always_zero_and_weights_that_are() -> None:
     weight, x = torch.randn(8, 64), correlated(128, 64, 2)
     x[:, 5] = 0
     weight[3] = 0
-    found = round_weights(weight, statistics(x), GROUP, PLAIN)
+    found = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
     assert bool(found.values().isfinite().all())
     assert not found.codes[:, 5].any() and not found.codes[3].any()
     assert bool((found.scales != 0).all())
@@ -156,7 +179,7 @@ def test_channels_that_are_always_zero_and_weights_that_are() -> None:
 
 def test_few_tokens_are_enough_to_go_on() -> None:
     weight, x = torch.randn(8, 64), correlated(3, 64, 3)
-    found = round_weights(weight, statistics(x), GROUP, PLAIN)
+    found = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
     assert bool(found.values().isfinite().all())
 
 
