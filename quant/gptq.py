@@ -1,4 +1,5 @@
-"""GPTQ and GPTAQ: weights rounded column by column, each error made good by the columns after it.
+"""GPTQ and GPTAQ: weights rounded column by column, each error made good by the columns after it,
+then made better by coordinate descent (quant/descent.py).
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds W [N, K] so that |(W - Q) X|^2 is small over
 calibration inputs X [K, T]. Only H = X X^T [K, K] of them is needed. With U the upper Cholesky
@@ -19,6 +20,7 @@ import torch
 
 from trtc.protos.errors import CalibrationError
 from trtc.quant.code_grid import INT4, CodeGrid
+from trtc.quant.descent import descend
 from trtc.quant.scheme import Gptq
 
 _BLOCK = 128
@@ -117,7 +119,7 @@ def round_weights(
     """Round a weight, or several that share their inputs as rows of one.
 
     Scales are found first, of the weights as they are, so that columns can be rounded in the order
-    of their inputs' power while groups stay in the order of the channels.
+    of their inputs' power while groups stay in the order of the channels. Descent finds them anew.
 
     Args:
         weight: [N, K] f32, on the device of `inputs`; overwritten.
@@ -133,15 +135,24 @@ def round_weights(
     weight.masked_fill_(silent, 0)
     scales, unit = search_scales(weight, group_size, grid)
     order = power.argsort(descending=True, stable=True)
-    drift = None
-    if inputs.shift is not None:
+    if inputs.shift is None:
+        drift, gram = None, inputs.gram.clone()
+    else:
         drift = torch.matmul(weight, inputs.shift).mul_(settings.correction)
+        # What is no longer needed holds the copy: these matrices are gigabytes.
+        gram = inputs.shift.copy_(inputs.gram)
     upper = _inverse_factor(inputs.gram, order, settings.damping)
     aim = _aim(weight, drift, order, upper)
     groups = (order // group_size).tolist()
     found = _round_columns(aim, scales.T.contiguous(), groups, upper, grid)
+    del aim, upper
     codes = torch.empty_like(found)
     codes[:, order] = found
+    own = settings.shrinkage * power + settings.descent_damping * power.mean() + silent
+    gram.diagonal().add_(own)
+    change = weight.sub_(_dequantized(codes, scales))
+    residual = change @ gram if drift is None else drift.addmm_(change, gram)
+    descend(codes, scales, unit, residual, gram, grid, settings.sweeps)
     return Rounded(codes, scales, unit if grid.byte_scales else None)
 
 

@@ -34,6 +34,14 @@ class Gptq:
     """Added to the diagonal of the inputs' Gram matrix, as a share of its mean."""
     correction: float = 0.5
     """Share of GPTAQ's shift that counts; the rest would fit the calibration text."""
+    sweeps: int = 3
+    """Of coordinate descent on the rounded weights (quant/descent.py); 0: none."""
+    descent_damping: float = 0.015
+    """As `damping`, while descending. Descent would trade the accuracy of quiet channels for more
+    of it; without any, they would make good for what correlates with loud ones at all costs."""
+    shrinkage: float = 0.2
+    """Share of its own power that is added to each channel's while descending: as much less do
+    channels count as correlated."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import CalibrationError
-from trtc.quant.code_grid import INT4, IQ4
+from trtc.quant.code_grid import INT4, IQ4, CodeGrid
 from trtc.quant.gptq import InputStatistics, round_weights, search_scales
 from trtc.quant.scheme import Gptq
 
 GROUP = 32
 PLAIN, ASYMMETRIC = Gptq(asymmetric=False), Gptq(asymmetric=True)
+ONCE = replace(PLAIN, sweeps=0)
 
 
 def correlated(tokens: int, depth: int, seed: int) -> torch.Tensor:
@@ -66,7 +67,7 @@ def test_columns_are_rounded_as_the_papers_define() -> None:
     weight, x = torch.randn(8, 64), correlated(256, 64, 0)
     scales = search_scales(weight, GROUP)[0].double().repeat_interleave(GROUP, 1)
     gram = (x.T @ x).double()
-    gram += torch.eye(64) * PLAIN.damping * gram.diagonal().mean()
+    gram += torch.eye(64) * ONCE.damping * gram.diagonal().mean()
     order = (x.T @ x).diagonal().argsort(descending=True).tolist()
     left, codes = weight.double().clone(), torch.zeros(8, 64)
     while order:
@@ -78,7 +79,7 @@ def test_columns_are_rounded_as_the_papers_define() -> None:
             best = torch.linalg.solve(gram[rest][:, rest], gram[rest, k])
             left[:, rest] -= error[:, None] * best
         order = rest
-    found = round_weights(weight.clone(), statistics(x), GROUP, PLAIN)
+    found = round_weights(weight.clone(), statistics(x), GROUP, ONCE)
     same = (found.codes == codes).double().mean()
     assert same > 0.99  # f32 may tip a tie, and what follows it
 
@@ -88,7 +89,7 @@ def test_gptaq_rounds_the_weights_that_would_be_best() -> None:
     torch.manual_seed(0)
     weight, exact = torch.randn(8, 64), correlated(256, 64, 0)
     x = exact + 0.2 * exact @ torch.randn(64, 64) / 8
-    settings = replace(ASYMMETRIC, correction=1.0)
+    settings = replace(ASYMMETRIC, sweeps=0, correction=1.0)
     gram = (x.T @ x).double()
     gram += torch.eye(64) * settings.damping * gram.diagonal().mean()
     best = weight + weight.double() @ ((exact - x).T @ x).double() @ torch.linalg.inv(gram)
@@ -102,6 +103,25 @@ def test_gptaq_rounds_the_weights_that_would_be_best() -> None:
         left[:, k:] -= error[:, None] / upper[k, k] * upper[k, k:]
     found = round_weights(weight.clone(), statistics(x, exact), GROUP, settings)
     assert (found.codes == codes).double().mean() > 0.99  # f32 may tip a tie, and what follows it
+
+
+@pytest.mark.parametrize("grid", [INT4, IQ4], ids=["int4", "iq4"])
+@pytest.mark.parametrize("settings", [PLAIN, ASYMMETRIC], ids=["gptq", "gptaq"])
+def test_descent_brings_outputs_closer(settings: Gptq, grid: CodeGrid) -> None:
+    torch.manual_seed(0)
+    weight, exact = torch.randn(48, 128), correlated(512, 128, 0)
+    x = exact + 0.2 * exact @ torch.randn(128, 128) / 128**0.5
+    settings = replace(settings, correction=1.0)
+
+    def error(sweeps: int) -> float:
+        inputs = statistics(x, exact if settings.asymmetric else None)
+        found = round_weights(
+            weight.clone(), inputs, GROUP, replace(settings, sweeps=sweeps), grid
+        ).values()
+        wanted = exact if settings.asymmetric else x
+        return float((wanted @ weight.T - x @ found.T).square().mean())
+
+    assert error(3) < error(0)
 
 
 def test_scales_are_the_same_however_many_are_searched_for_at_once(
