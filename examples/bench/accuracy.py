@@ -1,6 +1,8 @@
 """What formats cost a model: trtc's schemes beside other libraries, at equal text and metric.
 
     python -m examples.bench.accuracy [--model DIR] [--only NAME ...] [--tokens N]
+                                      [--rival auto-round=PYTHON] [--rival llm-compressor=PYTHON]
+                                      [--rival gptqmodel=PYTHON] [--rival llama.cpp=LIBRARY]
 
 Linears of the decoder layers are quantised, and nothing else: embeddings and lm_head stay as they
 are, but for rows of tables, which round the lm_head, the embeddings or both alone. The weights that
@@ -10,17 +12,25 @@ weights and scales, as checkpoints store them; for nvidia-modelopt's rows, with 
 Calibration text is trtc's own; the measured text is Python source that is not in it: files of the
 running Python's standard library.
 
-Rows of nvidia-modelopt's own recipes and of llama.cpp's Q4_0 (`pip install gguf`) are rivals.
+Rows of nvidia-modelopt's own recipes, of llama.cpp's formats (`pip install gguf`), of AutoRound,
+and of GPTQ by llm-compressor and GPTQModel are rivals. All that calibrate do so on the same tokens.
+AutoRound, llm-compressor and GPTQModel run in Pythons of their own (`python -m venv DIR`, there
+`pip install auto-round`, `llmcompressor` or `gptqmodel`), named by `--rival`; so is the library
+that llama.cpp's k-quants are in (`llama_cpp/lib/libggml-base.so` of `pip install
+llama-cpp-python`).
 """
 
 import argparse
 import copy
+import ctypes
 import functools
 import json
 import math
+import os
+import subprocess
+import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +39,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
+from examples.bench import accuracy_rivals
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.plugins.iq4 import values_of
 from trtc.quant.accuracy import kl_divergence, log_softmax
@@ -73,6 +85,15 @@ MODELOPT_RECIPES: Mapping[str, Any] = {
     "modelopt mse": {"method": "mse"},
     "modelopt gptq": {"method": "gptq"},
 }
+RIVAL_LIBRARIES = {
+    "auto-round 200": "auto-round",
+    "llm-compressor gptq": "llm-compressor",
+    "gptqmodel gptq": "gptqmodel",
+}
+"""Rows of libraries with a Python of their own."""
+LLAMA_CPP = "llama.cpp"
+K_QUANTS = ("IQ4_XS", "Q4_K", "Q5_K")
+"""Formats of llama.cpp that take an importance matrix; `Q4_K_M` mixes Q4_K with Q6_K."""
 _GROUP_BITS = 4 + 16 / 128
 _CALIBRATION_TOKENS = 16_384
 Float64s = NDArray[np.float64]
@@ -112,9 +133,9 @@ class Judge:
         self._reference = list(self._log_probabilities(reference))
 
     def row(self, name: str, make: Callable[[], Quantized]) -> Row:
-        began = time.process_time()
+        began = _cpu_seconds()
         made = make()
-        seconds = time.process_time() - began
+        seconds = _cpu_seconds() - began
         divergence, agreed, lost = [], 0, 0.0
         pairs = zip(self._reference, self._log_probabilities(made.model), strict=True)
         for ids, (theirs, ours) in zip(self._texts.sequences, pairs, strict=True):
@@ -139,6 +160,11 @@ class Judge:
             with torch.inference_mode():
                 logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1]
             yield log_softmax(logits.float().numpy())
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def held_out(model_dir: Path, tokens: int) -> TokenSet:
@@ -296,11 +322,10 @@ def of_tables(model_dir: Path, name: str, rounded: tuple[bool, bool]) -> Quantiz
     return Quantized(model, to.num_bits(*head.weight.shape) / head.weight.numel())
 
 
-def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
-    """A weight-only recipe of nvidia-modelopt's, groups of 128, max or searched scales."""
-    model = load_model(model_dir, "float32")
-    vocab_size = model.config.vocab_size
-    tokens = tokenize(
+def calibration(model_dir: Path) -> TokenSet:
+    """What GPTQ calibrates on."""
+    vocab_size = json.loads((model_dir / "config.json").read_text("utf-8"))["vocab_size"]
+    return tokenize(
         default_calibration(),
         model_dir,
         vocab_size,
@@ -308,6 +333,12 @@ def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
         max_tokens=_CALIBRATION_TOKENS,
         min_tokens=MIN_TOKENS,
     )
+
+
+def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
+    """A weight-only recipe of nvidia-modelopt's, groups of 128, max or searched scales."""
+    model = load_model(model_dir, "float32")
+    tokens = calibration(model_dir)
     with quiet_libraries():
         import modelopt.torch.quantization as mtq
 
@@ -330,14 +361,86 @@ def of_llama_cpp(model_dir: Path) -> Quantized:
     return Quantized(model, 8 * stored / count)
 
 
-def makers(model_dir: Path) -> dict[str, Callable[[], Quantized]]:
-    """What can be measured, by name."""
+def of_k_quants(model_dir: Path, name: str, library: str | None) -> Quantized:
+    """A format of llama.cpp's by its own C library, each input channel weighted by its mean square
+    over the calibration text, as llama-imatrix finds it. All linears have the one format."""
+    if library is None:
+        raise ImportError(name=f"give --rival {LLAMA_CPP}=LIBRARY")
+    import gguf
+
+    ggml = ctypes.CDLL(library)
+    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+    floats, size = ctypes.POINTER(ctypes.c_float), ctypes.c_int64
+    types: list[Any] = [ctypes.c_int, floats, ctypes.c_void_p, size, size, size, floats]
+    ggml.ggml_quantize_chunk.argtypes = types
+    model = load_model(model_dir, "float32")
+    power = mean_squares(model, calibration(model_dir))
+    kind, stored, count = gguf.GGMLQuantizationType[name], 0, 0
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    for path, linear in quantizable_linears(model):
+        weight, importance = linear.weight.detach().numpy(), power[path].numpy()
+        rows, columns = weight.shape
+        packed = np.empty((rows, columns // block * block_bytes), np.uint8)
+        source, imatrix = (one.ctypes.data_as(floats) for one in (weight, importance))
+        written = ggml.ggml_quantize_chunk(
+            kind.value, source, packed.ctypes.data, 0, rows, columns, imatrix
+        )
+        assert written == packed.nbytes
+        linear.weight.data.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind)))
+        stored, count = stored + packed.nbytes, count + linear.weight.numel()
+    return Quantized(model, 8 * stored / count)
+
+
+def mean_squares(model: Any, tokens: TokenSet) -> dict[str, torch.Tensor]:
+    """Of the input channels of every linear [K] f32."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(path: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            squares = inputs[0].square().flatten(0, -2).sum(0)
+            sums[path] = sums.get(path, torch.zeros_like(squares)) + squares
+
+        return hook
+
+    handles = [
+        linear.register_forward_pre_hook(add(path)) for path, linear in quantizable_linears(model)
+    ]
+    run_decoder(model, tokens)
+    for handle in handles:
+        handle.remove()
+    return {path: total / tokens.num_tokens for path, total in sums.items()}
+
+
+def of_rival(model_dir: Path, library: str, python: str | None) -> Quantized:
+    """What a library with a Python of its own makes: see examples/bench/accuracy_rivals.py."""
+    if python is None:
+        raise ImportError(name=f"give --rival {library}=PYTHON")
+    with tempfile.TemporaryDirectory() as directory:
+        tokens, weights = Path(directory) / "tokens.npy", Path(directory) / "weights.safetensors"
+        np.save(tokens, np.stack(calibration(model_dir).sequences))
+        script = accuracy_rivals.__file__
+        command = [python, script, library, str(model_dir), str(tokens), str(weights)]
+        # What a library prints is no part of the table.
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        found = load_file(weights)
+    model = load_model(model_dir, "float32")
+    for path, linear in quantizable_linears(model):
+        linear.weight.data.copy_(found[f"{path}.weight"])
+    return Quantized(model, _GROUP_BITS)
+
+
+def makers(model_dir: Path, rivals: Mapping[str, str]) -> dict[str, Callable[[], Quantized]]:
+    """What can be measured, by name.
+
+    Args:
+        rivals: paths of Pythons and of llama.cpp's library, by library.
+    """
     ours = {name: lambda name=name: of_trtc(model_dir, SCHEMES[name]) for name in TRTC_SCHEMES}
     of_bits = of_recipes(model_dir)
     mixed = {f"mixed {bits}": lambda bits=bits: of_bits(bits) for bits in MIXED_BITS}
     of_all = of_whole_recipes(model_dir)
     mixed |= {f"whole {bits}": lambda bits=bits: of_all(bits) for bits in MIXED_BITS}
-    theirs = {
+    modelopt = {
         name: lambda algorithm=algorithm: of_modelopt(model_dir, algorithm)
         for name, algorithm in MODELOPT_RECIPES.items()
     }
@@ -347,7 +450,29 @@ def makers(model_dir: Path) -> dict[str, Callable[[], Quantized]]:
         for what, which in TABLES.items()
         if to.is_quantized
     }
-    return {**ours, **mixed, **tables, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
+    others = {
+        row: lambda library=library: of_rival(model_dir, library, rivals.get(library))
+        for row, library in RIVAL_LIBRARIES.items()
+    }
+    llama_cpp = {
+        f"llama.cpp {name} imatrix": lambda name=name: of_k_quants(
+            model_dir, name, rivals.get(LLAMA_CPP)
+        )
+        for name in K_QUANTS
+    }
+    q4_0 = {"llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
+    return {**ours, **mixed, **tables, **modelopt, **others, **q4_0, **llama_cpp}
+
+
+def rival(given: str) -> tuple[str, str]:
+    """LIBRARY=PATH of the command line."""
+    library, _, path = given.partition("=")
+    known = (*RIVAL_LIBRARIES.values(), LLAMA_CPP)
+    if library not in known or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(
+            f"{given!r} is not NAME=FILE with a name of {', '.join(known)}"
+        )
+    return library, path
 
 
 def line(row: Row) -> str:
@@ -362,9 +487,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=PYLLAMA)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="Rows; default: all.")
     parser.add_argument("--tokens", type=int, default=8192, help="Held-out tokens.")
+    parser.add_argument(
+        "--rival",
+        type=rival,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="The Python that has a library, or llama.cpp's libggml-base.so.",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    available = makers(options.model)
+    available = makers(options.model, dict(options.rival))
     names = options.only or list(available)
     if unknown := set(names) - set(available):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; rows: {', '.join(available)}")
