@@ -9,6 +9,7 @@ the windows of token ids in TOKENS.npy [windows, tokens]; what its weights stand
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -74,11 +75,15 @@ def gptqmodel(checkpoint: str, ids: torch.Tensor) -> Weights:
     model = GPTQModel.load(checkpoint, settings)
     windows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids[:, None]]
     model.quantize(windows, batch_size=_BATCH, backend=BACKEND.TORCH)
-    return {
-        name: module.dequantize_weight().T.float().contiguous()
-        for name, module in model.model.named_modules()
-        if hasattr(module, "dequantize_weight")
-    }
+    with tempfile.TemporaryDirectory() as directory:
+        # Before it has been saved, its zero points are stored less 1 and read as they are.
+        model.save(directory)
+        made = GPTQModel.load(directory, backend=BACKEND.TORCH, device="cpu")
+        return {
+            name: module.dequantize_weight().T.float().contiguous()
+            for name, module in made.model.named_modules()
+            if hasattr(module, "dequantize_weight")
+        }
 
 
 def _opened(checkpoint: str) -> tuple[Any, Any]:
