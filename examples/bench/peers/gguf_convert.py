@@ -1,4 +1,5 @@
-"""llama.cpp's own converter, told which pre-tokeniser the bundled tokenizer has.
+"""llama.cpp's own converter, told which pre-tokeniser the bundled tokenizer has, and that no layers
+predict further tokens (MTP).
 
     python gguf_convert.py LLAMA_CPP_SOURCE [arguments of convert_hf_to_gguf.py]
 
@@ -14,8 +15,9 @@ from pathlib import Path
 def main() -> None:
     source = Path(sys.argv[1])
     sys.path.insert(0, str(source))
-    from conversion.base import TextModel
+    from conversion.base import ModelBase, TextModel
 
+    ModelBase.no_mtp = True
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     script = source / "convert_hf_to_gguf.py"
     sys.argv = [str(script), *sys.argv[2:]]

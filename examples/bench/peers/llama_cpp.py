@@ -22,7 +22,7 @@ from examples.bench.peers.processes import Command, Server, free_port, run, run_
 PACKAGE = "llama-cpp-python==0.3.36"
 CONVERTER_REQUIREMENTS = (
     "torch==2.13.0",
-    "transformers==5.4.0",
+    "transformers==5.2.0",
     "sentencepiece==0.2.1",
     "protobuf==7.35.1",
     "pyyaml==6.0.3",

@@ -16,7 +16,11 @@ REQUIREMENTS = (
 )
 BITS = {"int4": 4, "int8": 8}
 _FORMATS = {
-    "int4": ("int4", "--group-size", "128", "--ratio", "1.0", "--sym"),
+    # Products that are no linears, of a rotary embedding, have no groups of 128.
+    "int4": (
+        *("int4", "--group-size", "128", "--group-size-fallback", "ignore"),
+        *("--ratio", "1.0", "--sym"),
+    ),
     "int8": ("int8",),
 }
 STEP_TOKENS = 512
