@@ -21,6 +21,7 @@ def test_struct_has_static_axes_attributes_and_types():
         "  static constexpr float eps = 1.0e-06f;\n"
         "  static constexpr std::int64_t centered = 0;\n"
         "  static constexpr std::int64_t scales = 0;\n"
+        "  static constexpr std::int64_t hadamard = 0;\n"
         "  static constexpr auto out_dtype = trtc::DType::f8e4m3;\n"
         "  using x_t = trtc::bf16;\n"
         "  using residual_t = trtc::none;\n"
