@@ -81,6 +81,11 @@ def _bytes_of(sixes: Array) -> Array:
     return np.stack(stored, axis=-1).reshape(*sixes.shape[:-1], -1)
 
 
+def doubled_e2m1(weight: Array) -> Array:
+    """i8 of float4_e2m1fn: twice a number of it is an integer of at most 12."""
+    return (2 * weight.astype(np.float32)).astype(np.int8)
+
+
 def unpack_awq(words: Array) -> Array:
     """u8 codes [R, 8C] of AWQ's i32 words [R, C]."""
     nibbles = unpack_words(words, 4, 1).reshape(words.shape[0], -1, 8)

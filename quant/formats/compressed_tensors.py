@@ -34,7 +34,7 @@ from trtc.plugins.six_bits import UNIT
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats import mxfp4, nvfp4
 from trtc.quant.formats.group_order import order_of_groups
-from trtc.quant.formats.listed import ListedModules
+from trtc.quant.formats.listed import ALL_LINEARS, ListedModules
 from trtc.quant.formats.stored import (
     Array,
     StoredTensors,
@@ -74,9 +74,7 @@ _FP4: Mapping[str, tuple[WeightFormat, str, int]] = {
 _INTEGERS: Mapping[int, WeightFormat] = {4: "i4", 6: "i6", 8: "i8"}
 """By width."""
 _SIX_BIT_GROUPS = UNIT
-_ALL_LINEARS = "Linear"
-"""The target that names a class."""
-_AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.AS_INT8}
+_AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.WEIGHTS_ONLY}
 """Notes of formats whose linears are stored as int8."""
 _MAX_GROUPS = 64
 _ROTATED = "int8_hadamard"
@@ -206,7 +204,7 @@ def _group_of(prefix: str, groups: Sequence[_Group]) -> _Group:
         if group.targets is None or group.targets.names(prefix):
             return group
     for group in groups:
-        if group.targets is not None and group.targets.names(_ALL_LINEARS):
+        if group.targets is not None and group.targets.names(ALL_LINEARS):
             return group
     raise CheckpointError(
         "is quantised in the weights, but no config group names it",

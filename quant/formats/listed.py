@@ -12,6 +12,8 @@ from trtc.quant.formats.stored import excluded, unsupported
 
 _REGEX = "re:"
 _MAX_NAMES = 500_000
+ALL_LINEARS = "Linear"
+"""The target of compressed-tensors that names a class."""
 
 
 class ListedModules:

@@ -26,7 +26,7 @@ import numpy as np
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import Array, StoredTensors, num_groups, powers_of_two
-from trtc.quant.pack import unpack_e2m1_pairs
+from trtc.quant.pack import doubled_e2m1, unpack_e2m1_pairs
 from trtc.quant.scheme import (
     SCHEMES,
     CheckpointQuantization,
@@ -99,7 +99,7 @@ def of_linear(stored: StoredTensors, prefix: str) -> QuantizedLinear:
 
 def _doubled(packed: Array) -> Array:
     """[N, K] i8."""
-    return (2 * unpack_e2m1_pairs(packed).astype(np.float32)).astype(np.int8)
+    return doubled_e2m1(unpack_e2m1_pairs(packed))
 
 
 def _halved(scales: Array, *, name: str) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.stored import Array, StoredTensors, num_groups
-from trtc.quant.pack import unpack_e2m1_pairs
+from trtc.quant.pack import doubled_e2m1, unpack_e2m1_pairs
 from trtc.quant.scheme import (
     SCHEMES,
     CheckpointQuantization,
@@ -35,7 +35,12 @@ AS_INT8 = (
     "NVFP4 weights are stored as int8 in groups of 16, which is exact: the target has no FP4 "
     "arithmetic. Activations are multiplied as they are"
 )
-"""A note of what trtc does with linears."""
+"""A note of what a target does with linears."""
+WEIGHTS_ONLY = (
+    "NVFP4 weights whose activations are not NVFP4 are stored as int8 in groups of 16, which is "
+    "exact"
+)
+"""A note of what all targets do with linears."""
 _FORMAT: WeightFormat = "f4e2m1"
 
 
@@ -99,7 +104,7 @@ def _as_int8(linear: QuantizedLinear) -> QuantizedLinear:
     }
     scales = (linear.tensors["weight_scale"], linear.tensors["weight_scale_2"])
     changed = {
-        "weight": _applied(_doubled, linear.tensors["weight"]),
+        "weight": _applied(doubled_e2m1, linear.tensors["weight"]),
         "weight_scale": _applied(_halved, *scales),
     }
     return replace(linear, weight="i8", tensors={**kept, **changed})
@@ -117,11 +122,6 @@ def _applied(function: Callable[..., Array], *sources: TensorSource) -> TensorSo
         return function(*given)
 
     return TensorSource(tuple(name for source in sources for name in source.names), read)
-
-
-def _doubled(weight: Array) -> Array:
-    """[N, K] i8."""
-    return (2 * weight.astype(np.float32)).astype(np.int8)
 
 
 def _halved(scale: Array, unit: Array) -> Array:

@@ -13,20 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtc.quant.formats.listed import ListedModules
+from trtc.quant.formats.listed import ALL_LINEARS, ListedModules
 from trtc.quant.formats.stored import expect, mapping, unsupported
 
 TRANSFORMS = "transform_config"
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-_ALL_LINEARS = "Linear"
-"""The target that names a class."""
 _GROUP_FIELDS = {"type", "head_dim", "apply", "randomize", "requires_grad", "precision"}
 _INPUT, _WEIGHT = "input", "weight_input"
 
 
 def declared_rotation(block: int, ignored: Sequence[str]) -> dict[str, Any]:
     """The transform_config of a checkpoint whose linears but `ignored` are rotated."""
-    modules = {"targets": [_ALL_LINEARS], "ignore": list(ignored)}
+    modules = {"targets": [ALL_LINEARS], "ignore": list(ignored)}
     apply = [
         {"location": _INPUT, "inverse": False, **modules},
         {"location": _WEIGHT, "inverse": True, **modules},
@@ -44,7 +42,7 @@ class Rotation:
     ignored: ListedModules
 
     def names(self, prefix: str) -> bool:
-        named = self.targets.names(prefix) or self.targets.names(_ALL_LINEARS)
+        named = self.targets.names(prefix) or self.targets.names(ALL_LINEARS)
         return named and not self.ignored.names(prefix)
 
 

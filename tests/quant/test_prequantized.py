@@ -181,6 +181,7 @@ def test_nvfp4_without_activations_is_int8_everywhere() -> None:
     tensors, exact = nvfp4_linear(Q, 24, 64)
     found = check(NVFP4_PACKED, tensors, Q, exact)
     assert found.scheme.name == "int8_weights" and without_fp4(found) is found
+    assert "activations are not NVFP4" in found.notes[0]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
