@@ -16,6 +16,15 @@ from typing import Any
 from examples.bench.gpu_shapes import QWEN3_5_9B
 
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_ALL: Mapping[str, Any] = {
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 3,
+}
+"""What all shapes have; ids are those of the bundled tokenizer."""
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -87,14 +96,9 @@ LFM2_1_2B = PublishedShape(
         "conv_L_cache": 3,
         "conv_bias": False,
         "vocab_size": 65536,
-        "max_position_embeddings": 4096,
         "norm_eps": 1e-5,
         "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 3,
+        **_ALL,
     },
 )
 """Of LiquidAI/LFM2-1.2B."""
@@ -109,10 +113,7 @@ QWEN3_5_2B = PublishedShape(
         "num_key_value_heads": 2,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 16,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
-        "pad_token_id": 3,
+        **_ALL,
     },
 )
 """As of the text part of Qwen/Qwen3.5-2B: delta nets, and attention in every fourth layer."""
@@ -135,14 +136,9 @@ MOE_16 = PublishedShape(
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "vocab_size": 65536,
-        "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 3,
+        **_ALL,
     },
 )
 """A Qwen3-MoE of 16 experts, of which a token chooses 4."""
