@@ -61,8 +61,6 @@ def _problem(
 ) -> str:
     """The first extent that is not divisible; "": all are."""
     linears = None if quantization is None else quantization.linears
-    if any(isinstance(one.mixer, Mamba2Spec) and one.mixer.num_groups == 1 for one in spec.layers):
-        return "the norm over all heads of Mamba-2 layers"
     for extent, what in _extents(spec, ep):
         if extent % ranks:
             return f"{what}, {extent},"
@@ -91,7 +89,8 @@ def _extents(spec: DecoderSpec, ep: bool) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_key_heads, "the number of key heads"
         elif layer.mixer is not None:
             yield layer.mixer.num_heads, "the number of heads"
-        if isinstance(layer.mixer, Mamba2Spec):
+        # Of a single group every rank has some heads.
+        if isinstance(layer.mixer, Mamba2Spec) and layer.mixer.num_groups > 1:
             yield layer.mixer.num_groups, "the number of groups of heads"
         if ep and _experts(layer):
             yield len(_experts(layer)), "the number of experts"

@@ -26,6 +26,7 @@ from trtc.plugins.op import FusedOp
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.quantize.op import QUANTIZE
 from trtc.plugins.rms_norm.op import RMS_NORM
+from trtc.plugins.rms_scale.op import RMS_SCALE
 from trtc.plugins.rope.op import ROPE
 from trtc.plugins.rope_kv_write.op import ROPE_KV_WRITE
 from trtc.plugins.short_conv.op import SHORT_CONV
@@ -36,6 +37,7 @@ REGISTRY: dict[str, FusedOp] = {
     for op in (
         EMBEDDING,
         RMS_NORM,
+        RMS_SCALE,
         LINEAR,
         ROPE,
         ROPE_KV_WRITE,

@@ -254,10 +254,14 @@ class CacheLayout(Record, frozen=True):
         """Tokens of the longest sequence, at most `limit`, that fits such a pool alone."""
         return bisect_right(range(limit + 1), num_pages, key=self.pages_of_sequence) - 1
 
-    def of_rank(self, ranks: int) -> "CacheLayout":
+    def of_rank(self, ranks: int, whole: Mapping[int, int] | None = None) -> "CacheLayout":
         """The layout of one of `ranks` ranks, each with an equal share of the heads of keys, values
         and matrices and of the channels of convolutions. Latents are those of all heads: every
         rank has them whole.
+
+        Args:
+            whole: layer -> channels of its convolution that every rank has (B and C of Mamba-2, if
+                all heads share them).
 
         Raises:
             InvariantError: heads or channels cannot be divided so.
@@ -265,27 +269,29 @@ class CacheLayout(Record, frozen=True):
         replace = msgspec.structs.replace
 
         def of(group: Group) -> Group:
-            entries = (
-                replace(entry, planes=tuple(_plane_of_rank(plane, ranks) for plane in entry.planes))
-                for entry in group.entries
-            )
-            return replace(group, entries=tuple(entries))
+            return replace(group, entries=tuple(map(of_entry, group.entries)))
+
+        def of_entry(entry: Entry) -> Entry:
+            shared = (whole or {}).get(entry.layer, 0)
+            planes = tuple(_plane_of_rank(plane, ranks, shared) for plane in entry.planes)
+            return replace(entry, planes=planes)
 
         return replace(self, groups=tuple(map(of, self.groups)))
 
 
-def _plane_of_rank(plane: Plane, ranks: int) -> Plane:
+def _plane_of_rank(plane: Plane, ranks: int, whole_channels: int) -> Plane:
     if plane.name == "latent":
         return plane
     # Convolutions have columns in place of heads, and Mamba's scan has a head of all channels.
     is_by_width = plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1)
     axis = "width" if is_by_width else "heads"
-    extent = getattr(plane, axis)
+    whole = whole_channels if plane.name == "columns" else 0
+    extent = getattr(plane, axis) - whole
     # Where there are fewer heads of keys and values than ranks, neighbouring ranks have the same.
     shares = min(extent, ranks) if plane.name in ("k", "v") else ranks
     if extent % shares or ranks % shares:
         raise InvariantError(f"{extent} by {ranks} ranks", field=f"the {axis} of {plane.name}")
-    return msgspec.structs.replace(plane, **{axis: extent // shares})
+    return msgspec.structs.replace(plane, **{axis: extent // shares + whole})
 
 
 def _aligned(num_bytes: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, merged_site
 from trtc.builder.passes.rewriter import Rewriter
+from trtc.builder.passes.shard_rules import Part, parts_to_be
 from trtc.builder.recipes import Concat
 from trtc.protos.dtypes import DTYPES
 
@@ -30,7 +31,7 @@ def merge_linears(rewriter: Rewriter, ranks: int = 1) -> bool:
     """
 
     def is_narrow(node: Node) -> bool:
-        columns = int(node.attrs["N"]) // (1 if _routes(node) else ranks)
+        columns = _columns_of_rank(rewriter, node, ranks)
         return DTYPES[str(node.attrs["out_dtype"])].num_bytes(columns) % _WORD_BYTES != 0
 
     def takes(group: list[Node], node: Node) -> bool:
@@ -54,6 +55,13 @@ def merge_linears(rewriter: Rewriter, ranks: int = 1) -> bool:
             _merge(rewriter, group)
             changed = True
     return changed
+
+
+def _columns_of_rank(rewriter: Rewriter, node: Node, ranks: int) -> int:
+    if _routes(node):
+        return int(node.attrs["N"])
+    parts = parts_to_be(rewriter, node.outputs[0]) or (Part(int(node.attrs["N"])),)
+    return sum(part.extent // part.shares(ranks) for part in parts)
 
 
 def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:

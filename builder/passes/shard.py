@@ -17,10 +17,18 @@ import numpy as np
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op, producer
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.shard_rules import HEAD_RULES, HeadRule, Part, Parts
+from trtc.builder.passes.shard_rules import (
+    HEAD_RULES,
+    HeadRule,
+    Part,
+    Parts,
+    parts_to_be,
+    split_sizes,
+)
 from trtc.builder.recipes import Constant, OnFirstRank, Recipe, Reshape, Shard
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import InvariantError
+from trtc.protos.kv import CacheLayout
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class ShardOverRanks:
         operators of HEAD_RULES -> 1 / R of the heads or channels, parted; a row that has one scale
                            of its own gets one on each rank
         causal_conv     -> 1 / R of the channels of each part that its reader has, parted
+        mamba2 with a single group -> as above, but B and C are whole, and the norm is rms_scale by
+                           the squares of all heads, after an all_reduce
         rms_norm(whole) read by an operator of heads -> whole, then gather_columns of its own
         Split of what is parted -> parted, but for outputs that no operator of heads reads
     All else is whole. A graph that has collectives is sharded already and stays as it is.
@@ -53,21 +63,19 @@ class ShardOverRanks:
         rewriter = Rewriter(module)
         if any(is_fused(node, op) for node in rewriter.graph.nodes for op in _COLLECTIVES):
             return module, False
-        kv = module.kv.of_rank(self.ranks)
+        walk = _Walk(rewriter, self.ranks, self.ep)
+        kv = module.kv.of_rank(self.ranks, walk.whole_channels(module.kv))
         pools = {place.name: list(kv.pool_shape(place)) for place in kv.places}
         for tensor in (*rewriter.graph.inputs, *rewriter.graph.outputs):
             shape = pools.get(tensor.name.removesuffix("_out"))
             if shape is not None:
                 tensor.shape = shape
-        walk = _Walk(rewriter, self.ranks, self.ep)
         for node in list(rewriter.graph.nodes):
             walk.visit(node)
         return replace(rewriter.module(), kv=kv), True
 
 
 _COLLECTIVES = ("all_reduce", "all_gather")
-_ROWWISE = ("gather_rows", "causal_conv")
-"""Operators whose output has the parts of their input."""
 
 
 class _Walk:
@@ -84,12 +92,26 @@ class _Walk:
         if is_op(node, "Split"):
             self._split(node)
             return
-        if node.op in HEAD_RULES:
+        if node.op in _RULES:
+            _RULES[node.op](self, node)
+        elif node.op in HEAD_RULES:
             self._heads(node, HEAD_RULES[node.op])
         else:
-            _RULES.get(node.op, _Walk._whole)(self, node)
+            self._whole(node)
         if node.domain == TRTC_DOMAIN:
             self._rewriter.retype(node)
+
+    def whole_channels(self, kv: CacheLayout) -> dict[int, int]:
+        """Of each layer's convolution, the channels that every rank has."""
+        layers = {place.name: place.entry.layer for place in kv.places}
+        found = {}
+        for node in self._rewriter.fused_nodes("causal_conv"):
+            parts = parts_to_be(self._rewriter, node.outputs[0]) or ()
+            whole = sum(part.extent for part in parts if part.shares(self._ranks) == 1)
+            state = input_of(node, "state")
+            assert state is not None
+            found[layers[state.name]] = whole
+        return found
 
     def share(self, extent: int, where: str) -> int:
         """A rank's share of `extent`."""
@@ -123,40 +145,9 @@ class _Walk:
         elif self._rewriter.is_output(out):
             self._linear_by_columns(node, (Part(node.attrs["N"]),))
             self._gather(node)
-        elif (parts := self._parts_to_be(out)) is not None:
+        elif (parts := parts_to_be(self._rewriter, out)) is not None:
             self._linear_by_columns(node, parts)
             self._parted[out.name] = parts
-
-    def _parts_to_be(self, tensor: Tensor) -> Parts | None:
-        """The parts of a product of which an operator reads its heads or channels, at once or by a
-        Split; None: none does."""
-        found = {self._parts_read(reader, tensor) for reader in tensor.outputs} - {None}
-        if len(found) > 1:
-            raise InvariantError("is read in different parts", field=tensor.name)
-        return found.pop() if found else None
-
-    def _parts_read(self, reader: Node, tensor: Tensor) -> Parts | None:
-        if is_op(reader, "Split"):
-            return self._parts_of_outputs(reader)
-        if any(is_fused(reader, op) for op in _ROWWISE):
-            return self._parts_to_be(reader.outputs[0])
-        rule = HEAD_RULES.get(reader.op)
-        if rule is None or not rule.shares_inputs:
-            return None
-        width = tensor.shape[1]
-        for parameter, parts_of in rule.reads.items():
-            if input_of(reader, parameter) is tensor:
-                return parts_of(reader, width)
-        return None
-
-    def _parts_of_outputs(self, split: Node) -> Parts | None:
-        """The parts of all outputs; those of which no share is read stay whole."""
-        found = [self._parts_to_be(tensor) for tensor in split.outputs]
-        if not any(found):
-            return None
-        sizes = self._sizes(split)
-        parts = (parts or (Part(size, heads=1),) for parts, size in zip(found, sizes, strict=True))
-        return tuple(part for one in parts for part in one)
 
     def _linear_by_columns(self, node: Node, parts: Parts) -> None:
         for name in ("weight", "weight_scale", "weight_zero", "bias"):
@@ -249,12 +240,49 @@ class _Walk:
         self._cut(node, "bias", 0, parts)
         self._part_output(node, parts)
 
+    def _mamba2(self, node: Node) -> None:
+        groups = node.attrs["groups"]
+        width = node.outputs[0].shape[1]
+        self._heads(node, HEAD_RULES["mamba2"])
+        if groups % self._ranks:
+            if groups > 1:
+                raise InvariantError(f"{groups} groups by {self._ranks} ranks", field=node.name)
+            self._norm_over_ranks(node, width)
+
+    def _norm_over_ranks(self, node: Node, width: int) -> None:
+        """Each rank gives the squares of its heads, and scales its heads by the sum of all."""
+        out, norm = node.outputs[0], input_of(node, "norm")
+        rows = out.shape[0]
+        given = self._rewriter.variable(f"{node.name}.gated", dtype_of(out), out.shape)
+        squares, total = (
+            self._rewriter.variable(f"{node.name}.{name}", "f32", [rows, 1])
+            for name in ("squares", "total")
+        )
+        node.outputs[0] = given
+        self._rewriter.clear_input(node, "norm")
+        self._rewriter.give_output(node, "squares", squares)
+        self._rewriter.retype(node)
+        self._rewriter.fused(
+            "all_reduce",
+            f"{node.name}.all_reduce",
+            {"x": squares},
+            {"out": total},
+            {"ranks": self._ranks},
+        )
+        self._rewriter.fused(
+            "rms_scale",
+            f"{node.name}.norm",
+            {"x": given, "squares": total, "weight": norm},
+            {"out": out},
+            {"width": width, "eps": node.attrs["eps"]},
+        )
+
     def _rms_norm(self, node: Node) -> None:
         """Of whole rows: what it normalises is whole on every rank, which reads its heads of the
         result (OLMo 2, MiniMax-M2)."""
         self._whole(node)
         whole = node.outputs[0]
-        parts = self._parts_to_be(whole)
+        parts = parts_to_be(self._rewriter, whole)
         if parts is None:
             return
         normed = self._rewriter.variable(f"{node.name}.whole", dtype_of(whole), whole.shape)
@@ -285,7 +313,7 @@ class _Walk:
             return
         parts = list(self._parted[source.name])
         shared = []
-        for tensor, size in zip(node.outputs, self._sizes(node), strict=True):
+        for tensor, size in zip(node.outputs, split_sizes(self._rewriter, node), strict=True):
             own: list[Part] = []
             while sum(part.extent for part in own) < size:
                 own.append(parts.pop(0))
@@ -295,11 +323,6 @@ class _Walk:
         node.inputs[1] = self._rewriter.constant(
             f"{node.inputs[1].name}.shard", np.array(shared, np.int64), "i64"
         )
-
-    def _sizes(self, split: Node) -> tuple[int, ...]:
-        values = self._rewriter.value(split.inputs[1])
-        assert values is not None, f"{split.name} has no sizes"
-        return tuple(int(size) for size in values)
 
     def _cut(self, node: Node, parameter: str, axis: int, parts: Parts) -> None:
         """Leave this rank's pieces of a weight; `parts` are channels, of which a scale may have one
@@ -345,5 +368,6 @@ _RULES: Mapping[str, Callable[[_Walk, Node], None]] = {
     "linear": _Walk._linear,
     "moe": _Walk._moe,
     "causal_conv": _Walk._causal_conv,
+    "mamba2": _Walk._mamba2,
     "rms_norm": _Walk._rms_norm,
 }

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trtc.builder.passes.matching import Node
+from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, is_op
+from trtc.builder.passes.rewriter import Rewriter
+from trtc.protos.errors import InvariantError
 
 
 class Part(NamedTuple):
@@ -40,7 +42,7 @@ class HeadRule:
     attributes: tuple[str, ...] = ()
     """Numbers of heads or channels."""
     few: tuple[str, ...] = ()
-    """Numbers of heads of the cache; there may be fewer than ranks."""
+    """Numbers of heads of the cache, or of groups of heads; there may be fewer than ranks."""
     shares_inputs: bool = True
     """Whether a linear that gives one of `reads` computes a rank's share alone. Otherwise the
     operator follows its input, which may be whole."""
@@ -64,7 +66,8 @@ def _queries_keys_values(node: Node, width: int) -> Parts:
 
 
 def _channels_b_c(node: Node, width: int) -> Parts:
-    of_group = Part(node.attrs["groups"] * node.attrs["state_size"])
+    groups = node.attrs["groups"]
+    of_group = Part(groups * node.attrs["state_size"], groups)
     return Part(node.attrs["heads"] * node.attrs["head_dim"]), of_group, of_group
 
 
@@ -91,7 +94,8 @@ HEAD_RULES: Mapping[str, HeadRule] = {
     "mamba2": HeadRule(
         {"xbc": _channels_b_c, "z": _one, "dt": _one},
         {"rate": 0, "dt_bias": 0, "skip": 0, "norm": 0},
-        ("heads", "groups"),
+        ("heads",),
+        ("groups",),
     ),
     "mamba1": HeadRule(
         {"x": _one, "z": _one, "dt": _one},
@@ -103,3 +107,50 @@ HEAD_RULES: Mapping[str, HeadRule] = {
     "quantize": HeadRule({"x": _one}, {"pre_scale": 0}, shares_inputs=False),
     "gather_rows": HeadRule({"x": _one}, {}, shares_inputs=False),
 }
+
+_ROWWISE = ("gather_rows", "causal_conv")
+"""Operators whose output has the parts of their input."""
+
+
+def parts_to_be(rewriter: Rewriter, tensor: Tensor) -> Parts | None:
+    """The parts of a product of which an operator reads its heads or channels, at once or by a
+    Split; None: none does.
+
+    Raises:
+        InvariantError: several do, in different parts.
+    """
+    found = {_parts_read(rewriter, reader, tensor) for reader in tensor.outputs} - {None}
+    if len(found) > 1:
+        raise InvariantError("is read in different parts", field=tensor.name)
+    return found.pop() if found else None
+
+
+def _parts_read(rewriter: Rewriter, reader: Node, tensor: Tensor) -> Parts | None:
+    if is_op(reader, "Split"):
+        return _parts_of_outputs(rewriter, reader)
+    if any(is_fused(reader, op) for op in _ROWWISE):
+        return parts_to_be(rewriter, reader.outputs[0])
+    rule = HEAD_RULES.get(reader.op)
+    if rule is None or not rule.shares_inputs:
+        return None
+    width = tensor.shape[1]
+    for parameter, parts_of in rule.reads.items():
+        if input_of(reader, parameter) is tensor:
+            return parts_of(reader, width)
+    return None
+
+
+def _parts_of_outputs(rewriter: Rewriter, split: Node) -> Parts | None:
+    """The parts of all outputs; those of which no share is read stay whole."""
+    found = [parts_to_be(rewriter, tensor) for tensor in split.outputs]
+    if not any(found):
+        return None
+    sizes = split_sizes(rewriter, split)
+    parts = (parts or (Part(size, heads=1),) for parts, size in zip(found, sizes, strict=True))
+    return tuple(part for one in parts for part in one)
+
+
+def split_sizes(rewriter: Rewriter, split: Node) -> tuple[int, ...]:
+    values = rewriter.value(split.inputs[1])
+    assert values is not None, f"{split.name} has no sizes"
+    return tuple(int(size) for size in values)

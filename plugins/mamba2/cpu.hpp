@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
@@ -12,7 +13,7 @@
 namespace trtc {
 
 struct mamba2_args {
-  View xbc, z, dt, state, query_start, context_lens, page_table, slots, rate, dt_bias, skip, norm, out, state_out;
+  View xbc, z, dt, state, query_start, context_lens, page_table, slots, rate, dt_bias, skip, norm, out, state_out, squares;
   std::int64_t M, B, P, num_pages;
 };
 
@@ -109,6 +110,7 @@ std::size_t mamba2_scratch(std::int64_t max_rows, int) {
 
 template <class C>
 void mamba2(Context& ctx, const mamba2_args& a) {
+  static_assert(!std::is_same_v<typename C::norm_t, none>, "ranks that share a group are GPUs");
   constexpr std::int64_t heads = C::heads;
   auto* found = reinterpret_cast<float*>(ctx.scratch);
   recur<C>(ctx, a, heads, 2 * C::state_size * C::head_dim,

@@ -63,6 +63,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "EPS": site.attributes["eps"],
             "Z_STRIDE": site.strides["z"],
             "OUT_STRIDE": site.strides["out"],
+            "SQUARES_STRIDE": site.strides.get("squares", 0),
             "BLOCK": power_of_two(width),
         },
         (Extent("tokens", times=groups), ONE, ONE),

@@ -1,4 +1,5 @@
-"""The state-space recurrence of Mamba-2 over heads, and the gated norm of its result."""
+"""The state-space recurrence of Mamba-2 over heads, and the gated norm of its result; or, where a
+group's heads are on several ranks, what the norm reads (trtc.rms_scale does the rest)."""
 
 from trtc.plugins.kv_pool import SSM_STATE, SSM_STATE_OUT
 from trtc.plugins.mamba2.reference import reference
@@ -19,11 +20,14 @@ MAMBA2 = FusedOp(
         Parameter("rate", ("heads",), ("f32",), role="weight"),
         Parameter("dt_bias", ("heads",), ("f32",), role="weight"),
         Parameter("skip", ("heads",), ("f32",), role="weight"),
-        Parameter("norm", ("heads*head_dim",), ("f32",), role="weight"),
+        # Without it out is what it would have normalised, and squares are there.
+        Parameter("norm", ("heads*head_dim",), ("f32",), role="weight", optional=True),
     ),
     outputs=(
         Parameter("out", ("M", "heads*head_dim"), ("f32", "bf16"), dtype_from="xbc"),
         SSM_STATE_OUT,
+        # The sum of the squares of each group, before they are rounded.
+        Parameter("squares", ("M", "groups"), ("f32",), optional=True),
     ),
     attributes=(
         Attribute("heads", "int"),

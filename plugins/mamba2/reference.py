@@ -23,7 +23,7 @@ def reference(
     rate: Floats,
     dt_bias: Floats,
     skip: Floats,
-    norm: Floats,
+    norm: Floats | None,
     *,
     heads: int,
     head_dim: int,
@@ -33,8 +33,9 @@ def reference(
     dt_max: float,
     eps: float,
     page_size: int,
-) -> tuple[Array, Array]:
-    """Return (the heads side by side, a copy of `state` with what the step's tokens left).
+) -> tuple[Array, Array, Floats | None]:
+    """Return (the heads side by side, a copy of `state` with what the step's tokens left, the sum
+    of the squares of each group if there is no norm).
 
     Of each head, with x [head_dim] of its own, B and C [state_size] of its group, and a state
     S [state_size, head_dim]:
@@ -43,7 +44,8 @@ def reference(
         S = exp(rate * step) * S + outer(B, step * x)
         y = C @ S + skip * x
 
-    and of each group of heads, gated = y * silu(z); out = rms_norm(gated) * norm.
+    and of each group of heads, gated = y * silu(z); out = rms_norm(gated) * norm. Without a norm
+    out = gated.
 
     `state` [num_pages, heads, state_size * head_dim]; for where a sequence finds and leaves it see
     `step_rows`.
@@ -69,6 +71,9 @@ def reference(
         written[after] = matrix.reshape(state.shape[1:])
     gated = found.reshape(z.shape) * activate(z.astype(np.float32), "silu")
     grouped = gated.reshape(-1, groups, width // groups)
+    through = str(xbc.dtype)
+    if norm is None:
+        return cast(gated, through), written, np.sum(grouped**2, axis=-1)
     mean = np.mean(grouped**2, axis=-1, keepdims=True)
     normed = (grouped / np.sqrt(mean + np.float32(eps))).reshape(z.shape) * norm
-    return cast(normed, str(xbc.dtype)), written
+    return cast(normed, through), written, None

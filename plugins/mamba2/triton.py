@@ -307,15 +307,18 @@ def gated_norm(
     dims,
     found,
     out,
+    squares,
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
     Z_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
+    SQUARES_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = rms_norm(found * silu(z)) * norm, a group of a row each, which has WIDTH values."""
+    """out = rms_norm(found * silu(z)) * norm, a group of a row each, which has WIDTH values;
+    without norm, what would be normalised, and the sum of its squares."""
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
     row = (tl.program_id(0) // GROUPS).to(tl.int64)
@@ -327,7 +330,12 @@ def gated_norm(
         gate = tl.load(z + row * Z_STRIDE + group * WIDTH + column, mask=inside, other=0.0)
         gate = gate.to(tl.float32)
         values *= gate / (1.0 + tl.exp(-gate))
-        by = 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / WIDTH + EPS)
-        weight = tl.load(norm + group * WIDTH + column, mask=inside, other=0.0)
+        total = tl.sum(values * values, axis=0)
+        if norm is None:
+            tl.store(squares + row * SQUARES_STRIDE + group, total)
+        else:
+            by = 1.0 / tl.sqrt(total / WIDTH + EPS)
+            weight = tl.load(norm + group * WIDTH + column, mask=inside, other=0.0)
+            values = values * by * weight
         place = out + row * OUT_STRIDE + group * WIDTH + column
-        tl.store(place, (values * by * weight).to(out.dtype.element_ty), mask=inside)
+        tl.store(place, values.to(out.dtype.element_ty), mask=inside)

@@ -91,9 +91,11 @@ def test_targets_that_lack_something_name_it(tmp_path: Path) -> None:
     assert "short convolutions" in found["tensorrt:sm_90"]
     found = reasons(of_config(tmp_path, config_of("llama"), dtype="fp8", target="tensorrt:sm_80"))
     assert "E4M3" in found["tensorrt:sm_80"]
-    found = reasons(of_config(tmp_path, config_of("granite_moe_hybrid"), tp=2))
-    assert "norm over all heads" in found["cuda:sm_90"]
+    found = reasons(of_config(tmp_path, config_of("granite_moe_hybrid"), tp=8))
+    assert "the number of heads, 4," in found["cuda:sm_90"]
     assert "takes at most 1" in found["cpu"]
+    found = reasons(of_config(tmp_path, config_of("granite_moe_hybrid"), tp=2))
+    assert found["cuda:sm_90"] == ""
     found = reasons(of_config(tmp_path, config_of("gemma4_e"), tp=2))
     assert "inputs of each layer runs on one GPU" in found["cuda:sm_90"]
 

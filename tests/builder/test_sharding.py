@@ -54,7 +54,7 @@ def check(scheme: str, ranks: int, **sizes: int) -> None:
 @pytest.mark.parametrize(
     ("family", "sizes", "problem", "remedy"),
     [
-        ("granite_moe_hybrid", {}, "the norm over all heads of Mamba-2 layers", "Leave it out"),
+        ("granite_moe_hybrid", {"mamba_n_heads": 4}, "the number of heads, 4,", "Use 4"),
         ("nemotron_h", {"n_groups": 2}, "the number of groups of heads, 2,", "Use 2"),
         ("qwen3_next", {}, "the number of key heads, 2,", "Use 2"),
         ("deepseek_v3", {"num_attention_heads": 2}, "the number of heads, 2,", "Use 2"),
@@ -68,6 +68,14 @@ def test_mixers_share_their_heads_and_channels(
         check_sharding(spec, SCHEMES["bf16"], None, 8)
     assert caught.value.problem == f"{problem} cannot be shared by 8 ranks"
     assert caught.value.remedy == remedy
+
+
+def test_heads_of_a_single_group_are_shared() -> None:
+    """A norm over all of them, too."""
+    spec = decoder_spec(config_dict("granite_moe_hybrid", **SIZES, num_local_experts=8), 64)
+    for ranks in (2, 4, 8):
+        check_sharding(spec, SCHEMES["bf16"], None, ranks)
+        check_sharding(spec, SCHEMES["bf16"], None, ranks, ep=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

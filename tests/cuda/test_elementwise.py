@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.elementwise import (
     ROWS,
+    WIDTHS,
     by_row,
     epilogue,
     grid,
@@ -14,6 +15,7 @@ from tests.support.elementwise import (
     like,
     lookup_call,
     rms_norm,
+    rms_scale,
     six_bit_table,
     sliced,
     swiglu,
@@ -60,6 +62,14 @@ def test_a_row_may_take_several_programs() -> None:
 def test_a_wide_row_is_rotated_in_parts() -> None:
     call = turned(by_row(np.random.default_rng(0), "bf16", "i8", 8256), 64)
     assert_close(call, run_lowered(call))
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 4424])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_rank_scales_its_part_of_a_row(dtype: str, width: int) -> None:
+    call = rms_scale(np.random.default_rng(3), dtype, width)
+    for rows in ("tokens", "rows"):
+        assert_close(call, run_lowered(call, rows=rows, stale=40))
 
 
 @pytest.mark.parametrize("residual", ["f32", "bf16", None])

@@ -32,7 +32,7 @@ Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 def sources_of(op: str, sm: int) -> Sources:
     """The first specialisation of each of its kernels, by the file and entry, and the first that
-    has scales of rows, decays of channels, or weights of 6 bits."""
+    has scales of rows, sums of squares, decays of channels, or weights of 6 bits."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -45,6 +45,7 @@ def sources_of(op: str, sm: int) -> Sources:
 
 def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     by_row = " by row" * any(one.name in _SCALES_OF_ROWS for one in source.parameters)
+    by_row += " with squares" * any(one.name == "squares" for one in source.parameters)
     constants = source.constants
     is_split = constants.get("NIBBLES") == SIX_BITS.value or constants.get("SIX_BITS")
     kind = by_row + " in six bits" * bool(is_split)

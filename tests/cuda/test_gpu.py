@@ -13,7 +13,7 @@ from tests.support.attention_launches import assert_close as assert_attention_cl
 from tests.support.attention_launches import make_call, run_variant
 from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, Deltas
 from tests.support.device_sampling import sample_by_stages
-from tests.support.elementwise import grid, into_rows, sliced, turned
+from tests.support.elementwise import grid, into_rows, rms_scale, sliced, turned
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
@@ -92,6 +92,7 @@ def large_calls(rng: np.random.Generator, rows: int) -> list[KernelCall]:
         KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "bf16"}, gated),
         KernelCall(REGISTRY["quantize"], {"out_dtype": "f8e4m3"}, {"x": x} | scale),
         KernelCall(REGISTRY["add"], {}, {"x": x, "y": residual}),
+        rms_scale(rng, "bf16", HIDDEN, rows),
         *(
             turned(
                 into_rows(
@@ -142,6 +143,20 @@ def test_delta_nets_by_channel_of_a_real_size(
 def test_recurrences_of_a_real_size(gpu: Gpu, shape: ssm_calls.Shape) -> None:
     """As delta nets."""
     assert_steps_agree(gpu, ssm_calls.Recurrences(*shape))
+
+
+@pytest.mark.parametrize("shape", ssm_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[4]}")
+def test_recurrences_of_a_rank_leave_out_the_norm(gpu: Gpu, shape: ssm_calls.Shape) -> None:
+    case = ssm_calls.Recurrences(*shape)
+    before = case.call(case.history()).reference()["state_out"]
+    for variant, parts in ((0, case.decode()), (1, case.step())):
+        call = ssm_calls.without_norm(case.call(parts, before))
+        found, expected = (
+            run_lowered(call, run=gpu.run, sm=gpu.sm, variant=variant),
+            call.reference(),
+        )
+        assert_close(call, {**expected, "out": found["out"]})
+        np.testing.assert_allclose(found["squares"], expected["squares"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("shape", scan_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[1]}")

@@ -127,6 +127,7 @@ def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
         ("qwen3_next", {"num_hidden_layers": 2}),
         ("deepseek_v2_lite", {"num_hidden_layers": 2}),
         ("nemotron_h", {}),
+        ("granite_moe_hybrid", {}),
         ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
         ("olmo2", ONE_LAYER),
     ],
@@ -141,8 +142,14 @@ def test_states_and_latents_of_two_ranks_are_those_of_the_whole_graph(
     assert other == first, "the ranks ran other work than each other"
 
 
-def test_two_ranks_with_half_of_the_experts_are_the_whole_graph(tmp_path: Path) -> None:
-    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2, "mixtral", ONE_LAYER, True)
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [("mixtral", ONE_LAYER), ("granite_moe_hybrid", {"num_local_experts": 4})],
+)
+def test_two_ranks_with_half_of_the_experts_are_the_whole_graph(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2, family, overrides, True)
     assert result["worst"] < 1e-5
 
 

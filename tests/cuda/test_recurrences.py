@@ -53,6 +53,17 @@ def test_the_state_before_the_last_token_can_be_kept(case: Case, variant: int) -
     assert_agree(call, run_lowered(call, variant=variant))
 
 
+@pytest.mark.parametrize("case", ssm_calls.cases(), ids=str)
+@pytest.mark.parametrize("variant", [DECODE, ANY])
+def test_the_norm_may_be_left_to_all_ranks(case: ssm_calls.Recurrences, variant: int) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.call(case.decode() if variant == DECODE else case.step(), before)
+    call = ssm_calls.without_norm(call)
+    outputs, expected = run_lowered(call, variant=variant), call.reference()
+    assert_agree(call, outputs)
+    np.testing.assert_allclose(outputs["squares"], expected["squares"], rtol=2e-5)
+
+
 def test_delta_nets_of_many_sequences_agree_in_wide_blocks() -> None:
     case = next(case for case in delta_calls.cases() if case.value_dim > 64)
     before = case.call(case.history()).reference()["state_out"]
@@ -77,5 +88,5 @@ def lower_in_wide_blocks(site: Site) -> tuple[Variant, ...]:
 def assert_agree(call: KernelCall, outputs: Mapping[str, Any]) -> None:
     """Pages that nobody wrote hold NaN still."""
     expected = call.reference()
-    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert_close(call, {**expected, "out": outputs["out"]})
     np.testing.assert_allclose(outputs["state_out"], expected["state_out"], rtol=1e-4, atol=1e-5)

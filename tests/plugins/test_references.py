@@ -35,6 +35,17 @@ def test_rms_norm(rng):
     assert np.array_equal(total, x + residual)
 
 
+def test_rms_norm_of_rows_that_ranks_share(rng):
+    x, weight = random_array(rng, 3, 40), random_array(rng, 40)
+    squares = np.sum(x**2, axis=1, keepdims=True)
+    parts = [
+        REGISTRY["rms_scale"].reference(x[:, own], squares, weight[own], width=40, eps=1e-5)[0]
+        for own in (slice(0, 16), slice(16, 40))
+    ]
+    expected = F.rms_norm(torch.tensor(x), (40,), torch.tensor(weight), 1e-5)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected.numpy(), atol=1e-6)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_layer_norm(rng, has_bias):
     x, weight = random_array(rng, 3, 40) + 5, random_array(rng, 40)

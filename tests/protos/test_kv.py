@@ -183,6 +183,18 @@ def test_a_scan_has_no_heads_but_channels() -> None:
     assert layout.groups[0].entries[1].planes[0].width == 4 * 16
 
 
+def test_a_rank_has_all_of_the_channels_that_its_heads_share() -> None:
+    entries = matrix_entries(
+        5, num_columns=3, channels=48, heads=4, key_dim=4, value_dim=8, dtype="bf16"
+    )
+    layout = CacheLayout(page_size=4, groups=(Group(kind=State(), entries=entries),))
+    columns, matrix = layout.of_rank(4, {5: 16}).groups[0].entries
+    assert columns.planes[0].width == 32 // 4 + 16
+    assert matrix.planes[0].heads == 1
+    with pytest.raises(InvariantError, match="the width of columns: 41 by 4 ranks"):
+        layout.of_rank(4, {5: 7})
+
+
 def test_a_rank_has_its_share_of_the_heads() -> None:
     layout = CacheLayout(page_size=8, groups=(Group(kind=Full(), entries=(entry(0, heads=4),)),))
     assert layout.of_rank(2).page_bytes * 2 == layout.page_bytes

@@ -243,6 +243,19 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             eps=1e-6,
             page_size=PAGE_SIZE,
         ),
+        _site(
+            "mamba2",
+            {"channels": 4 * HEAD_DIM},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+            | dict.fromkeys(("state", "rate", "dt_bias", "skip", "state_out", "squares"), "f32")
+            | _bf16("xbc", "z", "dt", "out"),
+            heads=2,
+            head_dim=HEAD_DIM,
+            groups=1,
+            state_size=2 * HEAD_DIM,
+            eps=1e-6,
+            page_size=PAGE_SIZE,
+        ),
     ),
     "moe": (
         _site(
@@ -318,6 +331,15 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             scales=1,
             hadamard=64,
             out_dtype="q",
+        ),
+    ),
+    "rms_scale": (
+        _site(
+            "rms_scale",
+            {"K": WIDTH},
+            {"squares": "f32", "weight": "f32"} | _bf16("x", "out"),
+            width=2 * WIDTH,
+            eps=1e-5,
         ),
     ),
     "layer_inputs": (

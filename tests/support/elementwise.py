@@ -74,6 +74,16 @@ def swiglu(
     )
 
 
+def rms_scale(rng: np.random.Generator, dtype: str, width: int, rows: int = ROWS) -> KernelCall:
+    """Of half a row."""
+    inputs = {
+        "x": random_array(rng, rows, width, dtype=dtype, spread=3),
+        "squares": rng.uniform(0, 20 * width, (rows, 1)).astype(np.float32),
+        "weight": random_array(rng, width),
+    }
+    return KernelCall(REGISTRY["rms_scale"], {"width": 2 * width, "eps": 1e-5}, inputs)
+
+
 def quantize(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -> KernelCall:
     inputs = {"x": random_array(rng, ROWS, width, dtype=dtype, spread=5)}
     scales = epilogue(rng, out_dtype, width)

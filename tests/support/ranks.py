@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from trtc.builder.evaluator import Evaluator, Exchange
 from trtc.builder.module import Module
 from trtc.builder.recipes import Array, TensorReader, recipe_of_rank
+from trtc.protos.kv import CacheLayout, Entry
 
 _PATIENCE_S = 60.0
 
@@ -52,9 +54,27 @@ def _shared_axis(whole: tuple[int, ...], of_rank: Sequence[int | str]) -> int:
     return next((axis for axis in axes if whole[axis] != of_rank[axis]), 1)
 
 
+def joined_layout(whole: CacheLayout, of_rank: CacheLayout, ranks: int) -> CacheLayout:
+    """The whole model's, but that a convolution has the columns of every rank side by side, even
+    those that all of them have."""
+
+    def joined(entry: Entry, own: Entry) -> Entry:
+        if own.planes[0].name != "columns":
+            return entry
+        width = ranks * own.planes[0].width
+        planes = (msgspec.structs.replace(plane, width=width) for plane in entry.planes)
+        return msgspec.structs.replace(entry, planes=tuple(planes))
+
+    groups = []
+    for group, own in zip(whole.groups, of_rank.groups, strict=True):
+        entries = map(joined, group.entries, own.entries)
+        groups.append(msgspec.structs.replace(group, entries=tuple(entries)))
+    return msgspec.structs.replace(whole, groups=tuple(groups))
+
+
 class ShardedRun:
     """Runs every rank of a sharded module, and looks from outside like the whole model: pools are
-    split and joined by KV heads, states by heads or channels."""
+    split and joined by KV heads, states by heads or channels (`joined_layout`)."""
 
     def __init__(self, module: Module, reader: TensorReader, ranks: int) -> None:
         self._meeting = Meeting(ranks)

@@ -1,9 +1,12 @@
 """Calls of mamba2, for the kernel tests of every target."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
+from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array
 from tests.support.state_calls import STEP, Sequences
 
@@ -101,6 +104,11 @@ class Recurrences(Sequences):
         norm.weight.data = weights["norm"]
         outputs: Array = norm(found.reshape(-1, width), given["z"]).detach().numpy()
         return outputs
+
+
+def without_norm(call: KernelCall) -> KernelCall:
+    """The call as a rank has it whose heads are not all of their group."""
+    return replace(call, inputs={**call.inputs, "norm": None}, optional_outputs=("squares",))
 
 
 def cases() -> list[Recurrences]:

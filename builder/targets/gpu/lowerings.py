@@ -32,6 +32,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
     from trtc.plugins.rms_norm import cuda as rms_norm
+    from trtc.plugins.rms_scale import cuda as rms_scale
     from trtc.plugins.rope import cuda as rope
     from trtc.plugins.rope_kv_write import cuda as rope_kv_write
     from trtc.plugins.short_conv import cuda as short_conv
@@ -60,6 +61,7 @@ def lowerings() -> Mapping[str, Lower]:
         "paged_attention": paged_attention.lower,
         "quantize": quantize.lower,
         "rms_norm": rms_norm.lower,
+        "rms_scale": rms_scale.lower,
         "rope": rope.lower,
         "rope_kv_write": rope_kv_write.lower,
         "short_conv": short_conv.lower,

@@ -170,6 +170,48 @@ def test_each_of_the_merged_begins_at_a_word(
     assert sorted(_widths(merged)) == found
 
 
+def test_columns_that_all_ranks_have_count_whole() -> None:
+    """Of two ranks each has 12 columns of z, and 20 of x, B and C, of which B and C are on both:
+    neither fills words of 4 values, though half of 32 would."""
+    hand = Hand()
+    heads, dim, state_size = 2, 12, 4
+    x = hand.input("x", "T", 8)
+    z = _linear(hand, "m.z", x, N=heads * dim, out_dtype="bf16", dtype="bf16")
+    width = heads * dim + 2 * state_size
+    xbc = _linear(hand, "m.xbc", x, N=width, out_dtype="bf16", dtype="bf16")
+    steps = (
+        ("query_start", "B+1"),
+        ("context_lens", "B"),
+        ("page_table", "B", "P"),
+        ("slots", "T"),
+    )
+    out = hand.node(
+        "mamba2",
+        "m.mamba2",
+        [
+            xbc,
+            z,
+            hand.input("dt", "T", heads, dtype="bf16"),
+            hand.input("state", "num_pages", heads, dim * state_size),
+            *(hand.input(name, *shape, dtype="i32") for name, *shape in steps),
+            *(hand.weight(name, heads) for name in ("rate", "dt_bias", "skip")),
+            hand.weight("norm", heads * dim),
+        ],
+        "T",
+        heads * dim,
+        dtype="bf16",
+        heads=heads,
+        head_dim=dim,
+        groups=1,
+        state_size=state_size,
+        eps=1e-5,
+        page_size=4,
+    )
+    module = hand.module(out)
+    assert merge_linears_of(1)(module)[1]
+    assert not merge_linears_of(2)(module)[1]
+
+
 def _widths(module: Module) -> Iterator[list[int]]:
     """Of each linear, the widths of what it gives."""
     sizes = {

@@ -34,7 +34,7 @@ from tests.builder.passes.tiny import (
 from tests.support.caches import kv_heads
 from tests.support.engines import LivelyReader, config_dict
 from tests.support.models import FAMILIES
-from tests.support.ranks import ShardedRun, module_of_rank
+from tests.support.ranks import ShardedRun, joined_layout, module_of_rank
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
@@ -64,7 +64,8 @@ def before_shard(scheme: Scheme, reader: TensorReader, ranks: int) -> tuple[Pass
 
 
 def of_ranks(sharded: Module, reader: TensorReader, whole: Module, ranks: int = 2) -> Any:
-    return logits_of(ShardedRun(sharded, reader, ranks), whole.kv)
+    layout = joined_layout(whole.kv, sharded.kv, ranks)
+    return logits_of(ShardedRun(sharded, reader, ranks), layout)
 
 
 @pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED], ids=str)
@@ -95,11 +96,11 @@ class Remembered:
         self.read = cache(reader.read)
 
 
-ONE_RANK = ("gemma4_e", "granite_moe_hybrid")
-"""Inputs of each layer, and norms over all heads of a recurrence, are for one GPU."""
+ONE_RANK = ("gemma4_e",)
 SIZES: Mapping[str, Mapping[str, int]] = {
     "gemma4": {"num_global_key_value_heads": 4},
     "gpt_oss": {"num_local_experts": 4},
+    "granite_moe_hybrid": {"num_local_experts": 4},
     "llama4": {"num_local_experts": 4},
     "nemotron_h": {"n_groups": 4},
     "nemotron_h_moe": {"n_groups": 4},
@@ -116,7 +117,10 @@ SIZES: Mapping[str, Mapping[str, int]] = {
         *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
         *(
             (family, "fp8")
-            for family in ("deepseek_v2_lite", "qwen3_next", "nemotron_h", "minimax_m2")
+            for family in (
+                *("deepseek_v2_lite", "granite_moe_hybrid", "minimax_m2", "nemotron_h"),
+                "qwen3_next",
+            )
         ),
         *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
         ("gpt_oss", "mxfp4"),
@@ -136,6 +140,29 @@ def test_ranks_share_kv_heads_of_which_there_are_fewer(family: str, heads: int) 
     assert kv_heads(whole.kv) == {heads}
     assert kv_heads(sharded.kv) == {1}
     assert_same_logits(whole, sharded, reader, 4, "fp32")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("granite_moe_hybrid", {}), ("nemotron_h_moe", {"n_groups": 1, "mamba_num_heads": 8})],
+)
+def test_ranks_share_the_norm_of_a_single_group(
+    family: str, sizes: dict[str, Any], ranks: int
+) -> None:
+    """Each gives the sum of its squares, which is one number a row, and has B and C whole."""
+    whole, sharded, reader = sharded_family(family, "fp32", ranks, **sizes)
+    assert not nodes(whole, "rms_scale")
+    scales = nodes(sharded, "rms_scale")
+    assert len(scales) == len(nodes(sharded, "mamba2")) == len(nodes(whole, "mamba2")) > 0
+    for node, of_one in zip(nodes(sharded, "mamba2"), nodes(whole, "mamba2"), strict=True):
+        found, expected = attributes(node), attributes(of_one)
+        assert (found["groups"], found["heads"]) == (1, expected["heads"] // ranks)
+        assert "norm" not in given(node)
+        width = expected["heads"] * expected["head_dim"]
+        assert {attributes(scale)["width"] for scale in scales} == {width}
+        assert shape_of(sharded, given(scales[0])["weight"]) == (width // ranks,)
+    assert_same_logits(whole, sharded, reader, ranks, "fp32")
 
 
 def sharded_family(
@@ -177,7 +204,8 @@ def assert_same_logits(
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
-        *((family, "fp32") for family in ("deepseek_v3", "gpt_oss", "llama4", "nemotron_h_moe")),
+        *((family, "fp32") for family in ("deepseek_v3", "gpt_oss", "granite_moe_hybrid")),
+        *((family, "fp32") for family in ("llama4", "nemotron_h_moe")),
         *((family, "fp8") for family in ("mixtral", "qwen3_5_moe")),
         ("gpt_oss", "mxfp4"),
     ],
