@@ -4,6 +4,8 @@ experts beside an MLP (26B-A4B), and a number that scales each layer."""
 
 import dataclasses
 import math
+import re
+from typing import Any
 
 from trtc.builder.families import common
 from trtc.builder.families.config import Config, shown
@@ -55,6 +57,7 @@ _INPUT_ROWS = 262144
 _PATTERN = 6
 _OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})
 """Fields that layers may have values of their own of."""
+_LAYER = re.compile(r"[0-9]{1,9}")
 _OTHER_PARTS = (
     r"(model\.)?(vision_tower|vision_embedder|audio_tower|audio_embedder)\..*",
     r"(model\.)?(embed_vision|embed_audio|multi_modal_projector)\..*",
@@ -67,7 +70,10 @@ def gemma4(config: Config, max_seq_len: int) -> DecoderSpec:
     config = config.with_defaults(**_DEFAULTS)
     # "vision": what text alone does not use.
     config.require("use_bidirectional_attention", ("vision",), "vision")
-    layers = tuple(_layer_config(config, n) for n in range(config.integer("num_hidden_layers")))
+    own = _own_fields(config)
+    layers = tuple(
+        _layer_config(config, own, n) for n in range(config.integer("num_hidden_layers"))
+    )
     ropes = _ropes(config, layers, max_seq_len)
     sources = _kv_sources(config)
     # Layers that read another's keys and values are the last ones, and may have wider MLPs.
@@ -227,26 +233,41 @@ def _layer_type(config: Config, index: int) -> str:
     return common.FULL if is_last else kind
 
 
-def _layer_config(config: Config, index: int) -> Config:
-    """The config with what is a layer's own: `per_layer_config`, as newer Transformers save it, or
-    in full layers `global_head_dim` and `num_global_key_value_heads`.
+def _own_fields(config: Config) -> dict[int, dict[str, Any]] | None:
+    """By layer, `per_layer_config`, as newer Transformers save it: with numbers of one length, "05"
+    beside "11". None: there is none.
+
+    Raises:
+        CheckpointError: it is no object of objects, or names what is no layer.
+    """
+    given = config.get("per_layer_config")
+    if given is None:
+        return None
+    where = "config.json: per_layer_config"
+    if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
+        raise CheckpointError(f"is {shown(given)}, not an object of each layer", field=where)
+    for name in given:
+        if not _LAYER.fullmatch(name):
+            raise CheckpointError(f"names {shown(name)}, which is no layer", field=where)
+    return {int(name): own for name, own in given.items()}
+
+
+def _layer_config(
+    config: Config, own_fields: dict[int, dict[str, Any]] | None, index: int
+) -> Config:
+    """The config with what is a layer's own: `own_fields`, or in full layers `global_head_dim` and
+    `num_global_key_value_heads`.
 
     Raises:
         UnsupportedError: a layer has a field of its own that trtc does not read by layer.
-        CheckpointError: a field is no number, or `per_layer_config` no object of objects.
+        CheckpointError: a field is no number.
     """
-    field = "per_layer_config"
-    given = config.get(field)
-    if given is not None:
-        own = given.get(str(index), {}) if isinstance(given, dict) else given
-        if not isinstance(own, dict):
-            raise CheckpointError(
-                f"is {shown(given)}, not an object of each layer", field=f"config.json: {field}"
-            )
+    if own_fields is not None:
+        own = own_fields.get(index, {})
         if unknown := sorted(set(map(str, own)) - _OVERRIDES):
             raise UnsupportedError(
                 f"{shown(unknown[0])} of layer {index} is not supported",
-                field=f"config.json: {field}",
+                field="config.json: per_layer_config",
                 remedy=f"trtc builds this family only with {' and '.join(sorted(_OVERRIDES))}",
             )
         return Config({**config.fields, **own})

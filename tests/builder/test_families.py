@@ -541,9 +541,9 @@ def test_what_published_gemma3_configs_leave_out() -> None:
 
 
 def test_what_published_gemma4_configs_say_of_full_layers() -> None:
-    """`global_*` fields say it of all of them, `per_layer_config` of each."""
+    """`global_*` fields say it of all of them, `per_layer_config` of each, by "05" and "11"."""
     published = {
-        "num_hidden_layers": 8,
+        "num_hidden_layers": 12,
         "head_dim": 64,
         "global_head_dim": 128,
         "num_key_value_heads": 4,
@@ -555,7 +555,7 @@ def test_what_published_gemma4_configs_say_of_full_layers() -> None:
         config = {**fields, "architectures": ["Gemma4ForCausalLM"]}
         saved = {**oracle.to_dict(), "architectures": ["Gemma4ForCausalLM"]}
         assert "per_layer_config" in saved and "global_head_dim" not in saved
-        saved["per_layer_config"] = {str(n): own for n, own in saved["per_layer_config"].items()}
+        assert set(saved["per_layer_config"]) == {"05", "11"}
         layers = decoder_spec(config, 4096).layers
         assert layers == decoder_spec(saved, 4096).layers
         for index, layer in enumerate(layers):
@@ -962,6 +962,12 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("gemma4", {"per_layer_config": GEMMA4_HEADS}, UnsupportedError, "64 of layer 5"),
         ("gemma4", {"per_layer_config": GEMMA4_MLPS}, UnsupportedError, "'intermediate_size' of"),
         ("gemma4", {"per_layer_config": [1]}, CheckpointError, "per_layer_config: is a list of 1"),
+        (
+            "gemma4",
+            {"per_layer_config": {"x": {}}},
+            CheckpointError,
+            "names 'x', which is no layer",
+        ),
         ("gemma4", {"per_layer_config": {"2": {"head_dim": 0}}}, CheckpointError, "head_dim: is 0"),
         ("cohere", {"use_qk_norm": True}, UnsupportedError, "use_qk_norm: True"),
         ("stablelm", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm: True"),
