@@ -13,7 +13,7 @@ from trtc.builder.weights import Tensor
 from trtc.protos.dtypes import DTYPES
 
 INLINE_ELEMENTS = 16
-"""Initialisers up to this size are in the graph as well: see builder/module.py."""
+"""Weights up to this size are in the graph as well: see builder/module.py."""
 _IR_VERSION = 11
 """The one that opset 23 came with."""
 _ONNX_TYPES: dict[str, int] = {name: dtype.onnx for name, dtype in DTYPES.items()} | {
@@ -37,6 +37,13 @@ class Value:
 def onnx_type(dtype: str) -> int:
     """The onnx.TensorProto.DataType of a trtc name."""
     return _ONNX_TYPES[dtype]
+
+
+def may_be_inline(code: int, elements: int) -> bool:
+    """Whether an initialiser of an onnx.TensorProto.DataType is in the graph. Sizes and shapes are,
+    however many (of a Split into the inputs of 35 layers): ONNX's own operators alone read them,
+    and passes and plans do not know a graph without them."""
+    return code == onnx.TensorProto.INT64 or elements <= INLINE_ELEMENTS
 
 
 class GraphWriter:
@@ -150,12 +157,13 @@ class GraphWriter:
         return model, self._recipes
 
     def _initializer(self, name: str, tensor: Tensor) -> onnx.TensorProto:
-        if int(np.prod(tensor.shape)) <= INLINE_ELEMENTS:
+        code = onnx_type(tensor.dtype)
+        if may_be_inline(code, int(np.prod(tensor.shape))):
             values = np.asarray(tensor.recipe.load(self._reader)).reshape(tensor.shape)
             return onnx.numpy_helper.from_array(values, name)
         proto = onnx.TensorProto(
             name=name,
-            data_type=onnx_type(tensor.dtype),
+            data_type=code,
             dims=tensor.shape,
             data_location=onnx.TensorProto.EXTERNAL,
         )

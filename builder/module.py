@@ -22,7 +22,7 @@ class Module:
     Every initialiser of `model` is external (data_location EXTERNAL, location = its own name, no
     bytes) and has a recipe under the same name, except scalars and vectors that passes compare:
     those of at most 16 elements are inline as well, so that a pass can see that two scales are
-    equal without a checkpoint.
+    equal without a checkpoint. So are all shapes and sizes.
 
     Graph inputs: those of protos/step.py, then for each entry of `kv` its layer's kv_i
     [pages, planes, page_size, kv_heads, head_dim], or of a state [pages, columns, width]. Outputs:

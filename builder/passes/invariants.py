@@ -4,7 +4,7 @@ from collections import Counter
 
 import onnx
 
-from trtc.builder.graph_writer import INLINE_ELEMENTS
+from trtc.builder.graph_writer import may_be_inline
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.onnx_check import check_module as check_onnx
 from trtc.builder.onnx_check import is_external
@@ -48,7 +48,7 @@ def _check_weights(module: Module) -> None:
         elements = 1
         for extent in tensor.dims:
             elements *= extent
-        if elements > INLINE_ELEMENTS:
+        if not may_be_inline(tensor.data_type, elements):
             raise InvariantError(f"{elements} elements are inline", field=tensor.name)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from trtc.builder.graph_writer import INLINE_ELEMENTS, onnx_type
+from trtc.builder.graph_writer import may_be_inline, onnx_type
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.onnx_check import is_external
 from trtc.builder.passes.matching import (
@@ -161,7 +161,8 @@ class Rewriter:
         recipe = Apply(function, tuple(self.recipes[source.name] for source in sources))
         values = [self.value(source) for source in sources]
         inline = None
-        if int(np.prod(shape)) <= INLINE_ELEMENTS and all(value is not None for value in values):
+        is_small = may_be_inline(onnx_type(dtype), int(np.prod(shape)))
+        if is_small and all(value is not None for value in values):
             inline = function(*values)
         return self.weight(name, recipe, dtype, shape, inline)
 
@@ -342,7 +343,7 @@ def weight_proto(
 ) -> onnx.TensorProto:
     """An initialiser as modules hold it: inline when small and known, else external, no bytes."""
     code = onnx_type(dtype)
-    if value is not None and value.size <= INLINE_ELEMENTS:
+    if value is not None and may_be_inline(code, value.size):
         proto = onnx.numpy_helper.from_array(value, name)
         assert proto.data_type == code, f"{name} is not {dtype}"
         return proto

@@ -1,6 +1,7 @@
 """Plans of real graphs: sound memory, views, weights; and graphs that cannot be lowered."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from trtc.quant.scheme import SCHEMES
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 
 
-def native(family: str, scheme: str = "fp32", **overrides: int) -> tuple[Module, DummyReader]:
+def native(family: str, scheme: str = "fp32", **overrides: Any) -> tuple[Module, DummyReader]:
     spec = decoder_spec(config_dict(family, **{**SIZES, **overrides}), LIMITS.max_seq_len)
     named = SCHEMES[scheme]
     reader, quantization = dummy_checkpoint(spec, named)
@@ -34,7 +35,7 @@ def native(family: str, scheme: str = "fp32", **overrides: int) -> tuple[Module,
     return run_passes(module, cpu_passes(named, reader, exact_activations=False))[0], reader
 
 
-def plan_of(family: str, scheme: str = "fp32", **overrides: int) -> Plan:
+def plan_of(family: str, scheme: str = "fp32", **overrides: Any) -> Plan:
     return make_plan(native(family, scheme, **overrides)[0], REGISTRY)
 
 
@@ -121,6 +122,21 @@ def test_split_parts_are_views_of_one_buffer() -> None:
     assert (q.column_offset, k.column_offset, v.column_offset) == (0, 128, 192)
     assert q.row_stride == k.row_stride == v.row_stride == 256
     assert (q.columns, k.columns, v.columns) == (128, 64, 64)
+
+
+def test_inputs_of_as_many_layers_as_published_are_views() -> None:
+    """Their number is that of the sizes of a Split."""
+    kinds = ["sliding_attention", "full_attention"] * 18
+    plan = plan_of("gemma4_e", num_hidden_layers=len(kinds), layer_types=kinds)
+    (inputs,) = (call for call in plan.calls if call.operator == "layer_inputs")
+    made = next(one.name for one in inputs.arguments if one.parameter == "out")
+    read = [
+        one.column_offset
+        for call in plan.calls
+        for one in call.arguments
+        if one.name == made and call is not inputs
+    ]
+    assert sorted(set(read)) == [8 * layer for layer in range(len(kinds))]
 
 
 def test_only_the_tail_runs_on_logit_rows() -> None:
