@@ -146,7 +146,7 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
         source = source.for_target(
             rounds_rows=target.rounds_rows, multiplies_fp4=target.multiplies_fp4
         )
-        check_mixers(source.spec, target, request.tp)
+        check_mixers(source.spec, target)
         check_kv(source.spec, source.kv_dtype, target)
         for scheme in source.schemes:
             target.check_scheme(scheme)

@@ -13,12 +13,12 @@ from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import SCALE_BYTES, KvDType
 
 
-def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
+def check_mixers(spec: DecoderSpec, target: Target) -> None:
     """Layers that keep a state need a target that has room for it, attention sinks, latent
     attention and layers that read others' keys one that has kernels for them.
 
     Raises:
-        UnsupportedError: the target has none, or not over several ranks.
+        UnsupportedError: the target has none.
     """
     if not target.has_sinks and any(attention.sinks for _, attention in spec.attentions):
         raise UnsupportedError(
@@ -52,12 +52,6 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
             f"{target.name} has no kernels for the inputs of each layer of {spec.architecture}",
             field="--target",
             remedy="Build with --target cpu, or cuda:sm_90 and others",
-        )
-    if spec.layer_inputs is not None and ranks > 1:
-        raise UnsupportedError(
-            f"{spec.architecture} with inputs of each layer runs on one GPU",
-            field="--tp",
-            remedy="Leave it out",
         )
 
 

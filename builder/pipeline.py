@@ -276,7 +276,7 @@ def _open_job(
     source = open_source(replace(request, model=str(model), revision=None)).for_target(
         rounds_rows=target.rounds_rows, multiplies_fp4=target.multiplies_fp4
     )
-    check_mixers(source.spec, target, request.tp)
+    check_mixers(source.spec, target)
     check_kv(source.spec, source.kv_dtype, target)
     _check_ranks(request, target, source)
     for scheme in source.schemes:

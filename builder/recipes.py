@@ -198,20 +198,24 @@ class Shard(OfOne):
     source: Recipe
     axis: int
     parts: tuple[int, ...]
-    """Extents; each is divided into `ranks` equal slices, or into its `shares`."""
+    """Extents; each is divided into `ranks` slices of one size, or into its `shares`."""
     ranks: int
     rank: int = 0
     shares: tuple[int, ...] = ()
     """Into how many slices each part is divided, where that is not `ranks`: neighbouring ranks have
     the same slice then."""
+    pieces: tuple[int, ...] = ()
+    """Extents within each part that are not divided, where that is not 1. Slices have as many
+    pieces; where the shares do not divide them, the last slices begin within those before."""
 
     def of(self, source: Array) -> Array:
         """The rank's slices, concatenated; a view of the source if there is one part."""
         slices, begin = [], 0
         shares = self.shares or (self.ranks,) * len(self.parts)
-        for part, share in zip(self.parts, shares, strict=True):
-            size = part // share
-            first = begin + self.rank * share // self.ranks * size
+        pieces = self.pieces or (1,) * len(self.parts)
+        for part, share, piece in zip(self.parts, shares, pieces, strict=True):
+            size = -(-part // (share * piece)) * piece
+            first = begin + min(self.rank * share // self.ranks * size, part - size)
             slices.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
             begin += part
         return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=self.axis)

@@ -61,7 +61,7 @@ def _columns_of_rank(rewriter: Rewriter, node: Node, ranks: int) -> int:
     if _routes(node):
         return int(node.attrs["N"])
     parts = parts_to_be(rewriter, node.outputs[0]) or (Part(int(node.attrs["N"])),)
-    return sum(part.extent // part.shares(ranks) for part in parts)
+    return sum(part.share(ranks) for part in parts)
 
 
 def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:

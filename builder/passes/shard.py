@@ -48,6 +48,7 @@ class ShardOverRanks:
         causal_conv     -> 1 / R of the channels of each part that its reader has, parted
         mamba2 with a single group -> as above, but B and C are whole, and the norm is rms_scale by
                            the squares of all heads, after an all_reduce
+        layer_inputs    -> as many layers on each rank, then all_gather
         rms_norm(whole) read by an operator of heads -> whole, then gather_columns of its own
         Split of what is parted -> parted, but for outputs that no operator of heads reads
     All else is whole. A graph that has collectives is sharded already and stays as it is.
@@ -119,16 +120,18 @@ class _Walk:
 
     def _share_of(self, part: Part, where: str, unit: int = 1) -> int:
         shares = part.shares(self._ranks)
-        if part.extent % (unit * shares) or self._ranks % shares:
+        rest = part.piece % unit if part.piece else part.extent % (unit * shares)
+        if rest or self._ranks % shares:
             raise InvariantError(
                 f"{part.extent} in units of {unit} by {self._ranks} ranks", field=where
             )
-        return part.extent // shares
+        return part.share(self._ranks)
 
     def _shard(self, source: Recipe, axis: int, parts: Parts, group: int = 1) -> Shard:
         shares = tuple(part.shares(self._ranks) for part in parts)
         extents = tuple(part.extent // group for part in parts)
-        return Shard(source, axis, extents, self._ranks, shares=shares)
+        pieces = tuple(part.piece // group or 1 for part in parts)
+        return Shard(source, axis, extents, self._ranks, shares=shares, pieces=pieces)
 
     def _is_parted(self, tensor: Tensor) -> bool:
         return any(part.shares(self._ranks) > 1 for part in self._parted.get(tensor.name, ()))
@@ -220,10 +223,11 @@ class _Walk:
         for parameter, tensor in given.items():
             if tensor.name not in self._parted:
                 raise InvariantError(f"needs this rank's share of {parameter}", field=node.name)
+        of_input = self._parted[next(iter(given.values())).name]
         for name, axis in rule.weights.items():
             weight = input_of(node, name)
             if weight is not None:
-                self._cut(node, name, axis, (Part(weight.shape[axis]),))
+                self._cut(node, name, axis, _parts_of(weight.shape[axis], of_input))
         for name in set(rule.attributes) & set(node.attrs):
             node.attrs[name] = self.share(node.attrs[name], node.name)
         for name in set(rule.few) & set(node.attrs):
@@ -231,14 +235,41 @@ class _Walk:
             node.attrs[name] = self._share_of(Part(heads, heads), node.name)
         if node.attrs.get("scales", 0) > 1:
             node.attrs["scales"] = self.share(node.attrs["scales"], node.name)
-        first = next(iter(given.values()))
-        self._part_output(node, self._parted[first.name])
+        self._part_output(node, of_input)
 
     def _causal_conv(self, node: Node) -> None:
         parts = self._parted[node.inputs[0].name]
         self._cut(node, "weight", 1, parts)
         self._cut(node, "bias", 0, parts)
         self._part_output(node, parts)
+
+    def _layer_inputs(self, node: Node) -> None:
+        """The table is cut by layers, and what it gives gathered once a step. The products of each
+        layer that it goes to are small, and whole on every rank: no layer adds up one more sum.
+        """
+        layers, columns = node.outputs[0], node.attrs["width"]
+        number = layers.shape[1] // columns
+        self._heads(node, HEAD_RULES["layer_inputs"])
+        (part,) = self._parted.pop(layers.name)
+        of_rank = part.share(self._ranks) // columns
+        self._gather(node)
+        split = self._rewriter.sole_consumer(layers, "Split")
+        if split is None:
+            raise InvariantError("is not read layer by layer", field=layers.name)
+        slots = self._ranks * of_rank
+        outputs = [
+            self._rewriter.variable(
+                f"{split.name}.again.{slot}", dtype_of(layers), [layers.shape[0], columns]
+            )
+            for slot in range(slots)
+        ]
+        for layer, tensor in enumerate(split.outputs):
+            rank = layer // of_rank
+            begin = min(rank * of_rank, number - of_rank)
+            outputs[rank * of_rank + layer - begin] = tensor
+        sizes = np.full(slots, columns, np.int64)
+        split.inputs[1] = self._rewriter.constant(f"{split.inputs[1].name}.shard", sizes, "i64")
+        split.outputs = outputs
 
     def _mamba2(self, node: Node) -> None:
         groups = node.attrs["groups"]
@@ -303,9 +334,8 @@ class _Walk:
         self._parted[whole.name] = parts
 
     def _part_output(self, node: Node, of_input: Parts) -> None:
-        width = node.outputs[0].shape[1]
-        same = sum(part.extent for part in of_input) == width
-        self._parted[node.outputs[0].name] = of_input if same else (Part(width),)
+        out = node.outputs[0]
+        self._parted[out.name] = _parts_of(out.shape[1], of_input)
 
     def _split(self, node: Node) -> None:
         source = node.inputs[0]
@@ -364,10 +394,16 @@ class _Walk:
         )
 
 
+def _parts_of(width: int, of_input: Parts) -> Parts:
+    """Of a weight or an output: its input's parts, where it is as wide."""
+    return of_input if sum(part.extent for part in of_input) == width else (Part(width),)
+
+
 _RULES: Mapping[str, Callable[[_Walk, Node], None]] = {
     "linear": _Walk._linear,
     "moe": _Walk._moe,
     "causal_conv": _Walk._causal_conv,
+    "layer_inputs": _Walk._layer_inputs,
     "mamba2": _Walk._mamba2,
     "rms_norm": _Walk._rms_norm,
 }

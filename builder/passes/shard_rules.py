@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, is_op
+from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, is_op, producer
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.protos.errors import InvariantError
 
@@ -16,10 +16,18 @@ class Part(NamedTuple):
     heads: int = 0
     """Heads that are not divided: where there are fewer than ranks, neighbouring ranks have the
     same one, and of a single one all of them. 0: columns are shared one by one."""
+    piece: int = 0
+    """Columns of a piece that is not divided, as of a layer. Ranks have as many pieces; where these
+    do not divide, the last ranks have some of their neighbours', too. 0: columns divide."""
 
     def shares(self, ranks: int) -> int:
         """How many different slices the ranks have between them."""
         return min(self.heads or ranks, ranks)
+
+    def share(self, ranks: int) -> int:
+        """Columns of a rank."""
+        piece = self.piece or 1
+        return -(-self.extent // (self.shares(ranks) * piece)) * piece
 
 
 Parts = tuple[Part, ...]
@@ -54,6 +62,10 @@ def _one(node: Node, width: int) -> Parts:
 
 def _kv_heads(node: Node, width: int) -> Parts:
     return (Part(width, node.attrs["num_kv_heads"]),)
+
+
+def _layers(node: Node, width: int) -> Parts:
+    return (Part(width, piece=node.attrs["width"]),)
 
 
 def _thirds(node: Node, width: int) -> Parts:
@@ -102,6 +114,7 @@ HEAD_RULES: Mapping[str, HeadRule] = {
         {"rate": 1, "dt_bias": 0, "skip": 0},
         ("channels",),
     ),
+    "layer_inputs": HeadRule({"projected": _layers}, {"table": 1}),
     "short_conv": HeadRule({"gated": _thirds}, {"weight": 1, "bias": 0}),
     "swiglu": HeadRule({"gate": _one, "up": _one}, {"pre_scale": 0}),
     "quantize": HeadRule({"x": _one}, {"pre_scale": 0}, shares_inputs=False),
@@ -133,11 +146,24 @@ def _parts_read(rewriter: Rewriter, reader: Node, tensor: Tensor) -> Parts | Non
     rule = HEAD_RULES.get(reader.op)
     if rule is None or not rule.shares_inputs:
         return None
+    reads = {parameter: input_of(reader, parameter) for parameter in rule.reads}
+    if any(given is not None and _is_whole(given) for given in reads.values()):
+        return None
     width = tensor.shape[1]
     for parameter, parts_of in rule.reads.items():
-        if input_of(reader, parameter) is tensor:
+        if reads[parameter] is tensor:
             return parts_of(reader, width)
     return None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every rank has all of it, though no operator of channels would need more than a
+    share: the inputs of layers, which are gathered once for all of them."""
+    node = producer(tensor)
+    while is_op(node, "Split") or is_fused(node, "gather_rows"):
+        assert node is not None
+        node = producer(node.inputs[0])
+    return is_fused(node, "layer_inputs") or is_fused(node, "all_gather")
 
 
 def _parts_of_outputs(rewriter: Rewriter, split: Node) -> Parts | None:

@@ -97,7 +97,7 @@ def test_targets_that_lack_something_name_it(tmp_path: Path) -> None:
     found = reasons(of_config(tmp_path, config_of("granite_moe_hybrid"), tp=2))
     assert found["cuda:sm_90"] == ""
     found = reasons(of_config(tmp_path, config_of("gemma4_e"), tp=2))
-    assert "inputs of each layer runs on one GPU" in found["cuda:sm_90"]
+    assert found["cuda:sm_90"] == ""
 
 
 def test_a_gpu_has_room_for_what_the_weights_leave(tmp_path: Path) -> None:

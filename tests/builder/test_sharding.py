@@ -170,6 +170,15 @@ def test_scattered_groups_after_attention_are_not_shared() -> None:
     check_sharding(spec, scheme, replace(quantization, linears=linears), 2)
 
 
+def test_layers_that_do_not_divide_are_on_two_ranks() -> None:
+    """Seven of three columns by four ranks: the last has the second layer of the one before."""
+    whole = np.arange(2 * 21).reshape(2, 21)
+    recipe = Shard(Constant(whole), 1, (21,), 4, pieces=(3,))
+    pieces = list(load_ranks(recipe, 4, Reader(whole)))
+    for begin, piece in zip((0, 6, 12, 15), pieces, strict=True):
+        np.testing.assert_array_equal(piece, whole[:, begin : begin + 6])
+
+
 class Reader:
     """Counts what is read."""
 

@@ -130,6 +130,7 @@ def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
         ("granite_moe_hybrid", {}),
         ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
         ("olmo2", ONE_LAYER),
+        ("gemma4_e", {}),
     ],
 )
 def test_states_and_latents_of_two_ranks_are_those_of_the_whole_graph(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -81,6 +81,10 @@ def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
     exact_module, exact_reader = tiny(replace(kind, dtype="f32"))
     exact = logits(exact_module, exact_reader)
     whole, sharded, reader = both(kind)
+    assert_as_near(exact, whole, sharded, reader)
+
+
+def assert_as_near(exact: Array, whole: Module, sharded: Module, reader: TensorReader) -> None:
     # By the median row: an undecided router may choose another expert for one of them.
     errors = [
         np.median(np.sqrt(np.mean((found - exact) ** 2, axis=1)))
@@ -96,7 +100,6 @@ class Remembered:
         self.read = cache(reader.read)
 
 
-ONE_RANK = ("gemma4_e",)
 SIZES: Mapping[str, Mapping[str, int]] = {
     "gemma4": {"num_global_key_value_heads": 4},
     "gpt_oss": {"num_local_experts": 4},
@@ -113,7 +116,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
-        *((family, "fp32") for family in FAMILIES if family not in ONE_RANK),
+        *((family, "fp32") for family in FAMILIES),
         *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
         *(
             (family, "fp8")
@@ -133,13 +136,31 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "heads"), [("llama", 2), ("llama", 1), ("olmo2", 2), ("gpt_oss", 1)]
+    ("family", "heads"),
+    [("llama", 2), ("llama", 1), ("olmo2", 2), ("gpt_oss", 1), ("gemma4_e", 2), ("gemma4_e", 1)],
 )
 def test_ranks_share_kv_heads_of_which_there_are_fewer(family: str, heads: int) -> None:
     whole, sharded, reader = sharded_family(family, "fp32", 4, num_key_value_heads=heads)
     assert kv_heads(whole.kv) == {heads}
     assert kv_heads(sharded.kv) == {1}
     assert_same_logits(whole, sharded, reader, 4, "fp32")
+
+
+@pytest.mark.parametrize(("ranks", "layers"), [(2, 6), (2, 7), (4, 7), (8, 7)])
+def test_ranks_share_the_table_of_the_inputs_of_layers(ranks: int, layers: int) -> None:
+    """By layers, and where these do not divide some are on two ranks. One gathering of it, as of
+    logits, and two sums a layer as in any decoder."""
+    names = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    kinds = [*(names * 2)[: layers - 1], "full_attention"]
+    sizes: dict[str, Any] = {"num_hidden_layers": layers, "layer_types": kinds}
+    whole, sharded, reader = sharded_family("gemma4_e", "fp32", ranks, **sizes)
+    (node,), (of_one,) = nodes(sharded, "layer_inputs"), nodes(whole, "layer_inputs")
+    rows, columns = shape_of(whole, given(of_one)["table"])
+    width = columns // layers
+    assert shape_of(sharded, given(node)["table"]) == (rows, -(-layers // ranks) * width)
+    counts = ops(sharded)
+    assert (counts["trtc.all_gather"], counts["trtc.all_reduce"]) == (2, 2 * layers)
+    assert_same_logits(whole, sharded, reader, ranks, "fp32")
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -165,8 +186,22 @@ def test_ranks_share_the_norm_of_a_single_group(
     assert_same_logits(whole, sharded, reader, ranks, "fp32")
 
 
+@pytest.mark.parametrize("family", ["gemma4_e", "granite_moe_hybrid"])
+def test_bf16_ranks_of_a_family_are_as_near_to_f32_as_the_whole(family: str) -> None:
+    """What ranks exchange of norms and of the inputs of layers is rounded, too."""
+    exact = logits(*sharded_family(family, "fp32", 2)[::2])
+    whole, sharded, reader = sharded_family(family, "bf16", 2, dtype="bf16")
+    assert_as_near(exact, whole, sharded, reader)
+
+
 def sharded_family(
-    family: str, scheme: str, ranks: int, *, ep: bool = False, **more: int
+    family: str,
+    scheme: str,
+    ranks: int,
+    *,
+    ep: bool = False,
+    dtype: Literal["f32", "bf16"] = "f32",
+    **more: Any,
 ) -> tuple[Module, Module, TensorReader]:
     sizes = {
         "hidden_size": 128,
@@ -179,10 +214,10 @@ def sharded_family(
             sizes |= own
     sizes |= more
     spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
-    named = replace(SCHEMES[scheme], dtype="f32")
+    named = replace(SCHEMES[scheme], dtype=dtype)
     dummy, quantization = dummy_checkpoint(spec, named)
     reader = Remembered(LivelyReader(dummy, named))
-    request = GraphRequest(named, "f32", LIMITS, quantization, 4)
+    request = GraphRequest(named, dtype, LIMITS, quantization, 4)
     whole, _ = run_passes(build_graph(spec, request, reader), before_shard(named, reader, ranks))
     sharded, _ = run_passes(whole, [Loose(ShardOverRanks(ranks, ep))])
     return whole, sharded, reader
