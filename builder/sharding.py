@@ -73,10 +73,6 @@ def _problem(
         if linear.in_features // ranks % group:
             groups = linear.in_features // group
             return f"the {groups} groups of {group} channels of {linear.name}"
-    for layer in spec.layers:
-        for linear in layer.mixer_linears[-1:]:
-            if linears and linear.name in linears and linears[linear.name].is_scattered:
-                return f"the scattered groups (act-order) of {linear.name}"
     return ""
 
 

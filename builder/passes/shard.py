@@ -49,6 +49,9 @@ class ShardOverRanks:
         mamba2 with a single group -> as above, but B and C are whole, and the norm is rms_scale by
                            the squares of all heads, after an all_reduce
         layer_inputs    -> as many layers on each rank, then all_gather
+        gather_columns(parted) -> all_gather, then whole; the linear that reads it (whose groups of
+                           channels are scattered over the ranks) has 1 / R of its columns, then
+                           all_gather
         rms_norm(whole) read by an operator of heads -> whole, then gather_columns of its own
         Split of what is parted -> parted, but for outputs that no operator of heads reads
     All else is whole. A graph that has collectives is sharded already and stays as it is.
@@ -145,7 +148,7 @@ class _Walk:
         x, out = node.inputs[0], node.outputs[0]
         if self._is_parted(x):
             self._linear_by_depth(node, self._parted[x.name])
-        elif self._rewriter.is_output(out):
+        elif self._rewriter.is_output(out) or _reads_all_ranks(x):
             self._linear_by_columns(node, (Part(node.attrs["N"]),))
             self._gather(node)
         elif (parts := parts_to_be(self._rewriter, out)) is not None:
@@ -333,6 +336,22 @@ class _Walk:
         )
         self._parted[whole.name] = parts
 
+    def _gather_columns(self, node: Node) -> None:
+        """An order of channels that mixes the ranks' own needs all of them."""
+        x = node.inputs[0]
+        if not self._is_parted(x):
+            return
+        width = sum(part.extent for part in self._parted[x.name])
+        whole = self._rewriter.variable(f"{node.name}.whole", dtype_of(x), [x.shape[0], width])
+        self._rewriter.fused(
+            "all_gather",
+            f"{node.name}.all_gather",
+            {"x": x},
+            {"out": whole},
+            {"ranks": self._ranks},
+        )
+        self._rewriter.set_input(node, "x", whole)
+
     def _part_output(self, node: Node, of_input: Parts) -> None:
         out = node.outputs[0]
         self._parted[out.name] = _parts_of(out.shape[1], of_input)
@@ -394,6 +413,16 @@ class _Walk:
         )
 
 
+def _reads_all_ranks(x: Tensor) -> bool:
+    """Whether x is what a gather_columns, and perhaps a quantize after it, has of all ranks."""
+    source = producer(x)
+    if source is not None and is_fused(source, "quantize"):
+        source = producer(source.inputs[0])
+    if source is None or not is_fused(source, "gather_columns"):
+        return False
+    return is_fused(producer(source.inputs[0]), "all_gather")
+
+
 def _parts_of(width: int, of_input: Parts) -> Parts:
     """Of a weight or an output: its input's parts, where it is as wide."""
     return of_input if sum(part.extent for part in of_input) == width else (Part(width),)
@@ -403,6 +432,7 @@ _RULES: Mapping[str, Callable[[_Walk, Node], None]] = {
     "linear": _Walk._linear,
     "moe": _Walk._moe,
     "causal_conv": _Walk._causal_conv,
+    "gather_columns": _Walk._gather_columns,
     "layer_inputs": _Walk._layer_inputs,
     "mamba2": _Walk._mamba2,
     "rms_norm": _Walk._rms_norm,

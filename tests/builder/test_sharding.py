@@ -152,9 +152,9 @@ def test_groups_that_end_as_one_scale_may_be_cut() -> None:
         check("int4_awq", 4, intermediate_size=768)
 
 
-def test_scattered_groups_after_attention_are_not_shared() -> None:
-    spec = decoder_spec(config_dict("llama", **SIZES), 64)
-    scheme = SCHEMES["int4_gptq"]
+def test_scattered_groups_are_shared() -> None:
+    """After attention ranks share the output, in MLPs groups in their own order."""
+    spec, scheme = decoder_spec(config_dict("llama", **SIZES), 64), SCHEMES["int4_gptq"]
     _, quantization = dummy_checkpoint(spec, scheme)
     assert quantization is not None
     order = TensorSource(("g_idx",))
@@ -162,12 +162,8 @@ def test_scattered_groups_after_attention_are_not_shared() -> None:
         name: replace(linear, tensors={**linear.tensors, "column_order": order})
         for name, linear in quantization.linears.items()
     }
-    for layer in spec.layers:
-        check_sharding(spec, scheme, replace(quantization, linears=linears), 1)
-        with pytest.raises(RequestError, match=f"scattered groups .* {layer.attention.o.name} "):
-            check_sharding(spec, scheme, replace(quantization, linears=linears), 2)
-        linears[layer.attention.o.name] = quantization.linears[layer.attention.o.name]
-    check_sharding(spec, scheme, replace(quantization, linears=linears), 2)
+    for ranks in (2, 4, 8):
+        check_sharding(spec, scheme, replace(quantization, linears=linears), ranks)
 
 
 def test_layers_that_do_not_divide_are_on_two_ranks() -> None:

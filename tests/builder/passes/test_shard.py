@@ -68,7 +68,12 @@ def of_ranks(sharded: Module, reader: TensorReader, whole: Module, ranks: int = 
     return logits_of(ShardedRun(sharded, reader, ranks), layout)
 
 
-@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED], ids=str)
+SCATTERED = [
+    Tiny(scheme, scattered="q k v o gate up down", bias=True) for scheme in ("int4_gptq", "int8_sq")
+]
+
+
+@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED, SCATTERED[1]], ids=str)
 def test_two_ranks_compute_what_one_does(kind: Tiny) -> None:
     whole, sharded, reader = both(replace(kind, dtype="f32"))
     expected = logits(whole, reader)
@@ -76,7 +81,9 @@ def test_two_ranks_compute_what_one_does(kind: Tiny) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZED, *NARROW, Tiny("int8_hadamard", bias=True)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [*QUANTIZED, *NARROW, *SCATTERED, Tiny("int8_hadamard", bias=True)], ids=str
+)
 def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
     exact_module, exact_reader = tiny(replace(kind, dtype="f32"))
     exact = logits(exact_module, exact_reader)
@@ -297,6 +304,18 @@ def test_a_rank_has_its_heads_channels_and_words() -> None:
     attention = attributes(nodes(sharded, "paged_attention")[0])
     assert (attention["num_heads"], attention["num_kv_heads"]) == (HEADS // 2, KV_HEADS // 2)
     assert ops(whole)["trtc.linear"] == counts["trtc.linear"]
+
+
+@pytest.mark.parametrize("kind", SCATTERED, ids=str)
+def test_scattered_groups_read_the_heads_of_all_ranks(kind: Tiny) -> None:
+    """And each rank multiplies by some of the rows: no sum is rounded by rank."""
+    _, sharded, _ = both(kind)
+    counts = ops(sharded)
+    assert (counts["trtc.all_reduce"], counts["trtc.all_gather"]) == (2, 2 * 2 + 1)
+    o = next(node for node in nodes(sharded, "linear") if node.name.endswith(".attention.o"))
+    inputs = given(o)
+    assert shape_of(sharded, inputs["weight"]) == (HIDDEN // 2, HEADS * HEAD_DIM)
+    assert shape_of(sharded, inputs["bias"]) == (HIDDEN // 2,)
 
 
 def test_what_is_not_cut_is_the_whole_weight() -> None:
