@@ -10,13 +10,14 @@ from trtc.builder.recipes import (
     Array,
     Cast,
     Concat,
+    Constant,
     Load,
     Recipe,
     Reshape,
     Stack,
     TensorReader,
 )
-from trtc.builder.spec import LinearSpec, MoeMlpSpec, RouterSpec
+from trtc.builder.spec import DenseMlpSpec, LinearSpec, MoeMlpSpec, RouterSpec
 from trtc.builder.transforms import RequantizeToE4M3
 from trtc.builder.weights import CODES, LinearWeights, Tensor, linear_weights, rows_in_order
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -46,8 +47,8 @@ def expert_weights(
     4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
 
     Raises:
-        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks, or experts that
-            read their input in orders of their own.
+        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks, or an expert whose
+            gate and up read its input in different orders.
         CheckpointError: experts quantised in different ways.
     """
 
@@ -57,8 +58,12 @@ def expert_weights(
 
     downs = [weights(expert.down) for expert in mlp.experts]
     before = [
-        tuple(_before(one, weights(one), down.column_order) for one in expert.linears[:-1])
+        tuple(_before(weights(one), down.column_order) for one in expert.linears[:-1])
         for expert, down in zip(mlp.experts, downs, strict=True)
+    ]
+    orders = [
+        _input_order(expert, parts, reader)
+        for expert, parts in zip(mlp.experts, before, strict=True)
     ]
     first = downs[0]
     _check_uniform(mlp, [*(one for parts in before for one in parts), *downs])
@@ -78,6 +83,7 @@ def expert_weights(
             "down_pre_scale": _as(down.shared(lambda w: w.pre_scale, _equal), "f32"),
             "gate_up_bias": _as(gate_up.biases(), "f32"),
             "down_bias": _as(down.biases(), "f32"),
+            "gate_up_order": _stacked_orders(orders, first.weight.shape[0]),
         },
         weight_dtype=first.format if first.format in CODES else first.weight.dtype,
         act_quant=_act_quant(first),
@@ -86,15 +92,41 @@ def expert_weights(
     )
 
 
-def _before(linear: LinearSpec, weights: LinearWeights, order: Tensor | None) -> LinearWeights:
+def _before(weights: LinearWeights, order: Tensor | None) -> LinearWeights:
     """A linear that gives its channels in the order in which the one after it reads them."""
-    if weights.column_order is not None:
-        raise UnsupportedError(
-            "scatters its groups over the input features (act-order), and experts read one input",
-            field=linear.name,
-            remedy="Quantise the experts with desc_act false",
-        )
     return weights if order is None else rows_in_order(weights, order)
+
+
+def _input_order(
+    expert: DenseMlpSpec, before: tuple[LinearWeights, ...], reader: TensorReader
+) -> Tensor | None:
+    """In which order gate and up of an expert, which read one input, have its channels; None: as
+    they come. Calibration finds it of the input, so theirs is one."""
+    first, *others = (one.column_order for one in before)
+    for linear, other in zip(expert.linears[1:-1], others, strict=True):
+        if not _same_order(first, other, reader):
+            raise UnsupportedError(
+                "scatters its groups over the input features (act-order) in another order than the "
+                "expert's gate",
+                field=linear.name,
+                remedy="Quantise the experts with desc_act false",
+            )
+    return first
+
+
+def _same_order(left: Tensor | None, right: Tensor | None, reader: TensorReader) -> bool:
+    if left is None or right is None:
+        return left is right
+    return np.array_equal(left.recipe.load(reader), right.recipe.load(reader))
+
+
+def _stacked_orders(orders: list[Tensor | None], width: int) -> Tensor | None:
+    """[E, H]; None: no expert has an order of its own."""
+    if all(order is None for order in orders):
+        return None
+    plain = Constant(np.arange(width, dtype=np.int32))
+    recipes = tuple(plain if order is None else order.recipe for order in orders)
+    return Tensor(Stack(recipes), "i32", (len(orders), width))
 
 
 def _act_quant(linear: LinearWeights) -> str:

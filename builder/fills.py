@@ -26,8 +26,10 @@ _CONSTANTS = {
 }
 """Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3. The rate of a
 recurrent state, which would grow without bound if it were positive."""
-_INDICES = {"columns": "N", "expert_map": "L"}
+_INDICES = {"columns": "N", "expert_map": "L", "gate_up_order": "H"}
 """Parameter -> the axis that it is an index of. Every rank has the first experts."""
+_REPEATED = ("gate_up_order",)
+"""Indices of which each row has all."""
 _RANDOM_BITS_STD = {
     "i8": 73.9,
     "i6": 18.5,
@@ -77,7 +79,8 @@ def dummy_fill(
     if parameter == "table_scale":
         return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
     if parameter in _INDICES:
-        return Fill(element="i32", center=float(axes[_INDICES[parameter]]))
+        center = float(axes[_INDICES[parameter]])
+        return Fill(element="i32", center=center, spread=float(parameter in _REPEATED))
     if parameter in _BOUNDED:
         return Fill(element=dtype, spread=1.0)
     if parameter in _BIASES:

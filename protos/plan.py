@@ -35,7 +35,7 @@ class Fill(Record, frozen=True):
     Floating-point elements are uniform in `center` +- `spread`; 8- and 4-bit elements are random
     bits (E4M3 without its exponent's top bit, so never NaN; compact without the small numbers)
     and take their size from their scale. i32 elements are indices: 0, 1, ... below `center`, then
-    -1.
+    -1; or, with a `spread`, from 0 again.
     """
 
     element: DTypeName | Literal["compact", "e8m0"]

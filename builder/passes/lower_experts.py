@@ -39,8 +39,15 @@ def _check_experts(node: Node) -> None:
     """Refuse experts as of gpt-oss and Nemotron-3.
 
     Raises:
-        UnsupportedError: they have biases, are clamped or shifted, or have no gate.
+        UnsupportedError: they have biases, are clamped or shifted, have no gate, or read their
+            input in orders of their own.
     """
+    if input_of(node, "gate_up_order") is not None:
+        raise UnsupportedError(
+            "has experts with scattered groups (act-order), which trtc does not lower for TensorRT",
+            field=node.name,
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
     if node.attrs.get("parts") == 1:
         raise UnsupportedError(
             "has experts without a gate, which trtc does not lower for TensorRT",

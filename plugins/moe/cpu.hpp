@@ -20,7 +20,7 @@ namespace trtc {
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
       down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, choice_bias, shared,
-      shared_gate, expert_scale, expert_map, out;
+      shared_gate, expert_scale, expert_map, gate_up_order, out;
   std::int64_t M;
 };
 
@@ -138,7 +138,7 @@ struct Scratch {
   // The memory of one thread; the linears take turns.
   struct Thread {
     gemm::Workspace gate_up, down;
-    T* activations;                // [I]
+    T* ordered;                    // [H], x as an expert reads it, if each has an order of its own
     typename GateUp<C>::X* row;    // [max(H, I)]
   };
 
@@ -191,7 +191,7 @@ struct Scratch {
     Thread thread{};
     thread.gate_up = gemm::carve_workspace<P1>(carver, rows, C::H);
     thread.down = gemm::carve_workspace<P2>(carver, rows, C::I);
-    thread.activations = carver.template take<T>(C::I);
+    thread.ordered = carver.template take<T>(kPresent<typename C::gate_up_order_t> ? C::H : 0);
     thread.row = carver.template take<typename GateUp<C>::X>(C::H > C::I ? C::H : C::I);
     return thread;
   }
@@ -249,6 +249,11 @@ void pack_inputs(const Scratch<C>& s, const moe_args& a, const GateUp<C>& half, 
   const auto row_of = [&](std::int64_t i) {
     const std::int64_t pair = s.grouped[job.first + i];
     const auto* x = a.x.row<const typename C::x_t>(first_row + pair / C::top_k);
+    if constexpr (kPresent<typename C::gate_up_order_t>) {
+      const auto* order = static_cast<const std::int32_t*>(a.gate_up_order.data) + job.expert * C::H;
+      for (std::int64_t k = 0; k < C::H; ++k) own.ordered[k] = x[order[k]];
+      x = own.ordered;
+    }
     for_vectors(C::H, [&](std::int64_t k, auto n) {
       Floats given = load(x + k, n);
       if constexpr (C::weighs_inputs != 0) given = rounded<typename C::x_t>(s.weights[pair] * given);

@@ -200,8 +200,8 @@ class _Call:
     @property
     def is_rewritten(self) -> bool:
         """Whether every expert has its own version of x, in the buffer `given`."""
-        scaled = self.site.has("gate_up_pre_scale") or self.weighs_inputs
-        return scaled or self.site.attributes["act_quant"] != "none"
+        own = any(self.site.has(f"gate_up_{what}") for what in ("pre_scale", "order"))
+        return own or self.weighs_inputs or self.site.attributes["act_quant"] != "none"
 
     @property
     def weighs_inputs(self) -> bool:
@@ -236,7 +236,7 @@ class _Call:
 
     def route(self) -> Launch:
         hidden = self.site.axes["H"]
-        unused = ("given", "gate_up_pre_scale", "gate_up_input_scale")
+        unused = ("given", "gate_up_pre_scale", "gate_up_input_scale", "gate_up_order")
         pairs = self.top_k if self.rows >= _MANY_ROWS else 1
         # Where scales follow from a row, a program has all of it at once.
         block = row_block(hidden) if self.is_dynamic else min(_COLUMNS_BLOCK, power_of_two(hidden))

@@ -61,7 +61,9 @@ def takes(site: Site, cut: Cut, pairs: Pairs) -> bool:
         and attributes["activation"] in _GATED_ACTIVATIONS
         and int(attributes["parts"]) == 2
         and not attributes["weighs_inputs"]
-        and not any(site.has(f"{name}_pre_scale") for name in ("gate_up", "down"))
+        and not any(
+            site.has(name) for name in ("gate_up_pre_scale", "down_pre_scale", "gate_up_order")
+        )
     )
     hidden, inner = site.axes["H"], site.axes["I"]
     return (

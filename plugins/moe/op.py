@@ -38,6 +38,8 @@ MOE = FusedOp(
         Parameter("expert_scale", ("E",), ("f32",), role="weight", optional=True),
         # Each expert's place among the L; -1: it is another rank's, and adds nothing here.
         Parameter("expert_map", ("E",), ("i32",), role="weight", optional=True),
+        # In which order each expert has the channels of x, whose groups were scattered (act-order).
+        Parameter("gate_up_order", ("L", "H"), ("i32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(

@@ -37,6 +37,7 @@ def reference(
     shared_gate: Array | None,
     expert_scale: Array | None,
     expert_map: Array | None,
+    gate_up_order: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     parts: int,
@@ -118,6 +119,8 @@ def reference(
         for expert in np.unique(experts[experts[:, rank] >= 0, rank]):
             rows = np.flatnonzero(experts[:, rank] == expert)
             given, share = _weighed(x[rows], weights[rows, rank, None], weighs_inputs)
+            if gate_up_order is not None:
+                given = given[:, gate_up_order[expert]]
             both = cast(
                 linear(
                     given,

@@ -63,6 +63,7 @@ def route(
     x,
     gate_up_pre_scale,
     gate_up_input_scale,
+    gate_up_order,
     dims,
     experts,
     shares,
@@ -163,7 +164,12 @@ def route(
                 for begin in tl.range(0, DEPTH, BLOCK):
                     k = begin + tl.arange(0, BLOCK)
                     inside = k < DEPTH
-                    values = tl.load(x + row * X_STRIDE + k, mask=inside, other=0.0).to(tl.float32)
+                    source = k
+                    if gate_up_order is not None:
+                        order = gate_up_order + tl.cast(expert, tl.int64) * DEPTH + k
+                        source = tl.load(order, mask=inside, other=0)
+                    from_x = x + row * X_STRIDE + source
+                    values = tl.load(from_x, mask=inside, other=0.0).to(tl.float32)
                     if WEIGHS_INPUTS:
                         values = (values * share).to(THROUGH).to(tl.float32)
                     by_channel = None

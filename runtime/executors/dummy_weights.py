@@ -77,6 +77,8 @@ def _e8m0(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
 
 def _indices(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
     numbers = np.arange(_BLOCK_BYTES // 4, dtype=np.int32)
+    if fill.spread:
+        return (numbers % np.int32(fill.center)).view(np.uint8)
     return np.where(numbers < fill.center, numbers, np.int32(-1)).view(np.uint8)
 
 

@@ -1,5 +1,7 @@
 """builder/fills.py: activations stay finite with the weights of `--dummy-weights`."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ def test_states_decay(operator: str) -> None:
     [
         ("gather_columns", "columns", {"K": 8, "N": 4}, [0, 1, 2, 3]),
         ("moe", "expert_map", {"E": 6, "L": 2}, [0, 1, -1, -1, -1, -1]),
+        ("moe", "gate_up_order", {"L": 2, "H": 3}, [0, 1, 2, 0, 1, 2]),
     ],
 )
 def test_indices_are_within_what_they_index(
@@ -30,14 +33,14 @@ def test_indices_are_within_what_they_index(
 ) -> None:
     (one,) = (one for one in REGISTRY[operator].inputs if one.name == parameter)
     fill = dummy_fill(parameter, "i32", {}, axes)
-    shape = (axes[one.axes[0]],)
+    shape = tuple(axes[axis] for axis in one.axes)
     weight = Weight(
         name="w",
         dtype="i32",
         shape=shape,
         layout="row_major",
         offset=0,
-        bytes=4 * shape[0],
+        bytes=4 * math.prod(shape),
         fill=fill,
     )
     assert fill_weights([weight], 64)[: weight.bytes].view(np.int32).tolist() == expected

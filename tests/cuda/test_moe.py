@@ -39,6 +39,7 @@ CUDA_CASES = [
     Case("f32", "i8", 33, 24, layout="row_major", top_k=3),
     Case("bf16", "i8", 33, 24, quant="dynamic_i8", layout="row_major"),
     Case("bf16", "i8", 96, 64, quant="dynamic_i8", hadamard=32, layout="row_major"),
+    Case("bf16", "i4", 256, 128, 128, layout="tiles", ordered=True),
     Case("bf16", "iq4", 256, 128, 32, layout="tiles"),
     Case("bf16", "i6", 256, 128, 128, layout="split"),
 ]
@@ -67,6 +68,7 @@ OF_A_RANK = [
     Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", pre_scale=True, layout="row_major"),
     Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", router="weighs inputs", layout="row_major"),
     Case("bf16", "i4", 256, 128, 128, layout="tiles"),
+    Case("bf16", "i4", 256, 128, 128, layout="tiles", ordered=True),
     Case("f32", "f4e2m1", 64, 32, 32, layout="row_major", e8m0=True, **GPT_OSS),
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,11 @@ def mx_linear(prefix: str, rows: int, columns: int, seed: int) -> tuple[dict[str
     return {f"{prefix}.weight": weight, f"{prefix}.weight_scale": stored}, exact
 
 
-def scattered_groups(prefix: str, columns: int, seed: int) -> Any:
-    """The group of each column: gate and up have the same, and so have q and k; experts read their
-    input as it is."""
-    groups = np.arange(columns) // 64
-    if ".experts." in prefix and "down" not in prefix:
-        return groups
-    return np.random.default_rng(seed // 3).permutation(groups)
+def scattered_groups(prefix: str, columns: int) -> Any:
+    """The group of each column: gate and up have the same, those of each expert, and so have q and
+    k."""
+    of_input = re.sub(r"\b(gate|up|q|k)_proj$", "", prefix).encode()
+    return np.random.default_rng(zlib.crc32(of_input)).permutation(np.arange(columns) // 64)
 
 
 def compressed(name: str, weights: dict[str, Any], activations: Any = None) -> dict[str, Any]:
@@ -108,7 +107,7 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
     ),
     "gptq_act_order": (
         {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": True},
-        lambda p, n, k, s: gptq_linear(p, n, k, 64, seed=s, g_idx=scattered_groups(p, k, s)),
+        lambda p, n, k, s: gptq_linear(p, n, k, 64, seed=s, g_idx=scattered_groups(p, k)),
     ),
     "gptq_8_bits": (
         {

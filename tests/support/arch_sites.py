@@ -274,6 +274,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             {"E": 8, "L": 4, "H": WIDTH, "I": WIDTH, "GH": 1, "GI": 1},
             _bf16("x", "out")
             | {"gate_up": "q", "down": "q", "router_logits": "f32", "expert_map": "i32"}
+            | {"gate_up_order": "i32"}
             | {"gate_up_scale": "f32", "down_scale": "f32"},
             I=WIDTH,
             top_k=2,

@@ -48,6 +48,8 @@ class Case:
     up_offset: float = 0.0
     bias: bool = False
     pre_scale: bool = False
+    ordered: bool = False
+    """Each expert has the channels of x in an order of its own."""
     residual: bool = True
     experts: int = EXPERTS
     router: str = "softmax"
@@ -59,8 +61,9 @@ class Case:
     def __str__(self) -> str:
         router = f"-{self.router}" if self.router != "softmax" else ""
         gate = "-gateless" if self.parts == 1 else ""
+        ordered = "-ordered" * self.ordered
         turned = f"-hadamard{self.hadamard}" if self.hadamard else ""
-        return f"{self.x}x{self.weight}-{self.quant}{turned}-{self.layout}{router}{gate}"
+        return f"{self.x}x{self.weight}-{self.quant}{turned}-{self.layout}{router}{gate}{ordered}"
 
 
 GPT_OSS: dict[str, Any] = {
@@ -111,6 +114,10 @@ CASES = [
     Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3", **GATELESS),
     Case("bf16", "f8e4m3", 48, 40, quant="dynamic_f8e4m3", **GATELESS),
     Case("bf16", "i4", 64, 32, 32, pre_scale=True, **GATELESS),
+    Case("f32", "f32", 24, 20, ordered=True),
+    Case("bf16", "i4", 64, 32, 32, ordered=True),
+    Case("bf16", "u4", 48, 32, 16, zero=True, quant="dynamic_i8", ordered=True),
+    Case("bf16", "i8", 33, 24, quant="i8", ordered=True, router="weighs inputs"),
 ]
 
 
@@ -153,6 +160,9 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         if case.pre_scale:
             scales = rng.uniform(0.5, 2, (case.experts, depth))
             inputs[f"{name}_pre_scale"] = scales.astype(np.float32)
+    if case.ordered:
+        orders = [rng.permutation(case.hidden) for _ in range(case.experts)]
+        inputs["gate_up_order"] = np.array(orders, np.int32)
     if case.residual:
         inputs["residual"] = random_array(rng, rows, case.hidden, dtype=case.x)
     inputs |= _of_router_and_shared(rng, case, rows)

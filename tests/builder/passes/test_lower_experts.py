@@ -103,13 +103,21 @@ def test_one_node_by_hand(renormalize: int, weighs_inputs: int, activation: str)
     nothing |= dict.fromkeys(
         ("residual", "choice_bias", "shared", "shared_gate", "expert_scale", "expert_map")
     )
+    nothing["gate_up_order"] = None
     complete: dict[str, Any] = MOE.complete_attributes(fields)
     (wanted,) = reference(rows, routed, gate_up, down, **nothing, **complete)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("given", ["gate_up_bias", "limit"])
-def test_experts_of_gpt_oss_are_refused(given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("gate_up_bias", "has biases or limits"),
+        ("limit", "has biases or limits"),
+        ("gate_up_order", r"has experts with scattered groups \(act-order\)"),
+    ],
+)
+def test_experts_of_gpt_oss_and_scattered_ones_are_refused(given: str, problem: str) -> None:
     hand, experts, hidden, width = Hand(), 4, 8, 6
     x, logits = hand.input("x", "T", hidden), hand.input("logits", "T", experts)
     shapes = {"gate_up": (experts, 2 * width, hidden), "down": (experts, hidden, width)}
@@ -120,11 +128,13 @@ def test_experts_of_gpt_oss_are_refused(given: str) -> None:
     fields |= {"weight_dtype": "f32", "out_dtype": "f32"}
     if given == "limit":
         fields["limit"] = 7.0
+    elif given == "gate_up_order":
+        weights[given] = hand.constant(given, np.zeros((experts, hidden)), "i32")
     else:
         weights[given] = hand.constant(given, np.ones((experts, 2 * width), np.float32))
     inputs = [x, logits, *(weights.get(one.name) for one in MOE.inputs[2:])]
     out = hand.node("moe", "layers.0.mlp.moe", inputs, "T", hidden, **fields)
-    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.moe: has biases or limits"):
+    with pytest.raises(UnsupportedError, match=rf"layers\.0\.mlp\.moe: {problem}"):
         LOWER_EXPERTS(hand.module(out))
 
 

@@ -47,11 +47,11 @@ from trtc.protos.errors import InvariantError
 from trtc.quant.scheme import SCHEMES, Scheme
 
 
-def both(kind: Tiny, ranks: int = 2) -> tuple[Module, Module, Tensors]:
+def both(kind: Tiny, ranks: int = 2, *, ep: bool = False) -> tuple[Module, Module, Tensors]:
     """The native module that is sharded, the sharded one, and their checkpoint."""
     module, reader = tiny(kind)
     whole, _ = run_passes(module, before_shard(scheme_of(kind), reader, ranks))
-    sharded, changed = run_passes(whole, [Loose(ShardOverRanks(ranks))])
+    sharded, changed = run_passes(whole, [Loose(ShardOverRanks(ranks, ep))])
     assert changed
     return whole, sharded, reader
 
@@ -68,12 +68,16 @@ def of_ranks(sharded: Module, reader: TensorReader, whole: Module, ranks: int = 
     return logits_of(ShardedRun(sharded, reader, ranks), layout)
 
 
+ALL_SCATTERED = "q k v o gate up down"
 SCATTERED = [
-    Tiny(scheme, scattered="q k v o gate up down", bias=True) for scheme in ("int4_gptq", "int8_sq")
+    Tiny("int4_gptq", scattered=ALL_SCATTERED, bias=True),
+    Tiny("int4_gptq", scattered=ALL_SCATTERED, experts=4),
+    Tiny("int8_sq", scattered=ALL_SCATTERED, bias=True),
+    Tiny("int8_sq", scattered=ALL_SCATTERED, experts=4),
 ]
 
 
-@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED, SCATTERED[1]], ids=str)
+@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED, *SCATTERED[2:]], ids=str)
 def test_two_ranks_compute_what_one_does(kind: Tiny) -> None:
     whole, sharded, reader = both(replace(kind, dtype="f32"))
     expected = logits(whole, reader)
@@ -265,6 +269,15 @@ def test_two_ranks_with_half_of_the_experts_compute_what_one_does(family: str, s
     assert_same_logits(whole, sharded, reader, 2, scheme)
 
 
+def test_ranks_have_the_orders_of_their_experts() -> None:
+    whole, sharded, reader = both(replace(SCATTERED[-1], dtype="f32"), ep=True)
+    (order,) = {shape_of(sharded, given(moe)["gate_up_order"]) for moe in nodes(sharded, "moe")}
+    assert order == (2, HIDDEN)
+    expected = logits(whole, reader)
+    found = of_ranks(sharded, reader, whole)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
 def test_sums_of_one_term_are_equal_to_the_bit() -> None:
     """Every row of o and down has one weight that is not zero: no order of adding can show."""
 
@@ -312,10 +325,12 @@ def test_scattered_groups_read_the_heads_of_all_ranks(kind: Tiny) -> None:
     _, sharded, _ = both(kind)
     counts = ops(sharded)
     assert (counts["trtc.all_reduce"], counts["trtc.all_gather"]) == (2, 2 * 2 + 1)
+    assert counts["trtc.gather_columns"] == 2 * (2 if kind.experts else 3)
     o = next(node for node in nodes(sharded, "linear") if node.name.endswith(".attention.o"))
     inputs = given(o)
     assert shape_of(sharded, inputs["weight"]) == (HIDDEN // 2, HEADS * HEAD_DIM)
-    assert shape_of(sharded, inputs["bias"]) == (HIDDEN // 2,)
+    if kind.bias:
+        assert shape_of(sharded, inputs["bias"]) == (HIDDEN // 2,)
 
 
 def test_what_is_not_cut_is_the_whole_weight() -> None:
