@@ -47,7 +47,12 @@ class Kind:
     @property
     def scale(self) -> str:
         """Element type of the scales."""
-        return "u8" if self.weight == "iq4" else "f32"
+        return "u8" if self.weight in ("iq4", "f4e2m1") else "f32"
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether scales are bytes in the unit of a row."""
+        return self.weight == "iq4" or (self.weight, self.group) == ("f4e2m1", 16)
 
 
 KINDS = {
@@ -55,11 +60,15 @@ KINDS = {
     "fp8": Kind("f8e4m3", "f8e4m3"),
     "i8": Kind("i8", "i8"),
     "i8_g128": Kind("bf16", "i8", 128, "dynamic_i8"),
+    "i8_g32": Kind("bf16", "i8", 32, "dynamic_i8"),
+    "i8_g16": Kind("bf16", "i8", 16, "dynamic_i8"),
     "i6": Kind("bf16", "i6", 128, "dynamic_i8"),
     "i4": Kind("bf16", "i4", 128, "dynamic_i8"),
     "i4_g32": Kind("bf16", "i4", 32, "dynamic_i8"),
     "iq4": Kind("bf16", "iq4", 32, "dynamic_i8"),
     "iq4_g16": Kind("bf16", "iq4", 16, "dynamic_i8"),
+    "mxfp4": Kind("bf16", "f4e2m1", 32, "dynamic_i8"),
+    "nvfp4": Kind("bf16", "f4e2m1", 16, "dynamic_i8"),
     "i4_exact": Kind("bf16", "i4", 128),
 }
 _SLOTS = {parameter.name: slot for slot, parameter in enumerate(LINEAR.parameters)}
@@ -78,7 +87,7 @@ def compile_linear(kind: Kind, depth: int, columns: int, work: Path) -> ctypes.C
     types = {"x": kind.x, "weight": "u8", "out": "bf16"}
     if kind.weight != "bf16":
         types["weight_scale"] = kind.scale
-    if kind.scale == "u8":
+    if kind.has_unit:
         types["scale_unit"] = "f32"
     config = config_struct(
         "C",
@@ -147,7 +156,8 @@ def time_kernel(kind: Kind, shape: tuple[int, int], rows: int, threads: int, lib
         copy[:] = np.resize(rng.integers(0x20, 0x3E, 1 << 20, np.uint8), size)
     x = cast(rng.standard_normal((rows, depth)).astype(np.float32), kind.x)
     groups = -(-depth // kind.group) if kind.group else 1
-    scales = [np.full((columns, groups), 0.01, NUMPY_DTYPES[kind.scale]) for _ in copies]
+    one = 56 if kind.scale == "u8" else 0.01
+    scales = [np.full((columns, groups), one, NUMPY_DTYPES[kind.scale]) for _ in copies]
     unit = np.full((1, columns), 0.01, np.float32)
     out = np.zeros((rows, columns), NUMPY_DTYPES["bf16"])
     scratch = aligned(library.scratch(ctypes.c_int64(rows), ctypes.c_int(threads)))

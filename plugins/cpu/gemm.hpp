@@ -22,7 +22,7 @@ struct Workspace {
   std::byte* gathered;        // [P][range] blocks, for row-major weights
   std::byte* expanded;        // [P][range * kExpansion] blocks, for quantised weights
   std::byte* scale;           // [P][groups][16], where they are not stored like that
-  std::uint8_t* scale_codes;  // [groups][16] of iq4, before they are widened
+  std::uint8_t* scale_codes;  // [groups][16], before they are widened
   std::int32_t* zero;         // [P][groups][16]
   std::int8_t* quantized;     // a row, while it is packed
 };
@@ -111,7 +111,7 @@ class PanelStep {
       if constexpr (Of::kWidensScales) {
         std::byte* const own = ws_.scale + place * Of::kScaleBytes;
         load_columns<Of::kLayout>(w_.scale_codes, w_.columns, groups, panel, ws_.scale_codes);
-        widen_byte_scales(ws_.scale_codes, groups, reinterpret_cast<float*>(own));
+        widen_byte_scales<Of::kScales>(ws_.scale_codes, groups, reinterpret_cast<float*>(own));
         scale_[p] = ahead_scale_[p] = own;
       } else if constexpr (Of::kByteScales) {
         find_scales(p, panel, w_.scale_codes);

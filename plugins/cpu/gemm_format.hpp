@@ -68,16 +68,40 @@ alignas(16) constexpr std::uint8_t kCompactHighBytes[16] = {0x00, 0x39, 0x3a, 0x
 constexpr float kE2m1Values[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                    -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
 
-// The numbers that iq4 codes stand for (plugins/iq4.py), and, as unsigned bytes, how much more than
-// the least of them: 7 bits, whose products with int8 pairs of words have room for.
+// The integers that codes stand for: those of iq4 (plugins/iq4.py), and twice those of E2M1.
 constexpr int kIq4Values[16] = {-69, -57, -44, -34, -25, -18, -11, -5, 1, 7, 13, 20, 27, 35, 44, 56};
-constexpr int kIq4Offset = -kIq4Values[0];
-alignas(16) constexpr auto kIq4Bytes = [] {
+constexpr auto kDoubledE2m1 = [] {
+  std::array<int, 16> values{};
+  for (int i = 0; i < 16; ++i) values[i] = static_cast<int>(2 * kE2m1Values[i]);
+  return values;
+}();
+
+constexpr bool has_codebook(DType weight) { return weight == DType::iq4 || weight == DType::f4e2m1; }
+
+template <DType kWeight>
+constexpr int code_value(int code) {
+  static_assert(has_codebook(kWeight));
+  return kWeight == DType::iq4 ? kIq4Values[code] : kDoubledE2m1[code];
+}
+
+// Minus the least of them, and how much more each is, as unsigned bytes: 7 bits, whose products with
+// int8 pairs of words have room for.
+template <DType kWeight>
+constexpr int kCodeOffset = [] {
+  int least = 0;
+  for (int i = 0; i < 16; ++i) least = code_value<kWeight>(i) < least ? code_value<kWeight>(i) : least;
+  return -least;
+}();
+template <DType kWeight>
+alignas(16) constexpr auto kCodeBytes = [] {
   std::array<std::uint8_t, 16> bytes{};
-  for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(kIq4Values[i] + kIq4Offset);
+  for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(code_value<kWeight>(i) + kCodeOffset<kWeight>);
   return bytes;
 }();
-static_assert(2 * (kIq4Values[15] + kIq4Offset) * 127 < 1 << 15);
+static_assert(2 * (kIq4Values[15] + kCodeOffset<DType::iq4>) * 127 < 1 << 15);
+
+// What scales of groups are stored as: floats, or bytes, which are those of plugins/iq4.py, E8M0 or E4M3.
+enum class Scales { floats, iq4, e8m0, e4m3 };
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -115,15 +139,16 @@ constexpr int kMostPanels = kPanelsOfFewRows;
 //   X           element type of the activations as they are packed
 //   kGroup      input channels that share a weight scale; 0: all
 //   kHasZero    weights have zero points (u4 only)
-//   kByteScales scales of groups are bytes of plugins/iq4.py
+//   kScales     what scales of groups are stored as
 template <class X_, DType kWeight_, Multiply kMultiply, std::int64_t kGroup_, bool kHasZero_, Layout kLayout_,
-          bool kByteScales_ = false>
+          Scales kScales_ = Scales::floats>
 struct Product {
   using X = X_;
   static constexpr DType kWeight = kWeight_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr bool kHasZero = kHasZero_;
-  static constexpr bool kByteScales = kByteScales_;
+  static constexpr Scales kScales = kScales_;
+  static constexpr bool kByteScales = kScales != Scales::floats;
   static constexpr Path kPath = path_of<X, kWeight, kMultiply>();
   static constexpr std::int64_t kGroup = kGroup_;
   // Whether sums are scaled group by group inside the kernel.
@@ -135,7 +160,7 @@ struct Product {
   static constexpr int kStoredBytes = kCompact || kWeight == DType::i6 ? 3 * kBlockBytes : kBlockBytes;
   // Blocks that a block of weights widens to before it is multiplied.
   static constexpr int kCellDepth = cell_depth(kPath, kWeight);
-  static constexpr bool kHasSmallBytes = kWeight == DType::iq4 || kWeight == DType::i6;
+  static constexpr bool kHasSmallBytes = has_codebook(kWeight) || kWeight == DType::i6;
   static constexpr bool kMultipliesAsStored = kPath == Path::i8 || (kPath == Path::dynamic && !kHasSmallBytes);
   static constexpr int kExpansion = kMultipliesAsStored ? 1 : kBlockDepth / kCellDepth;
   static constexpr bool kExpands = kExpansion > 1;
@@ -151,19 +176,23 @@ struct Product {
                                              : kWeight == DType::i8 ? -128
                                              : kWeight == DType::i4 ? -8
                                              : kWeight == DType::i6 ? -kSixOffset
-                                             : kWeight == DType::iq4 ? -kIq4Offset
+                                             : kWeight == DType::iq4 ? -kCodeOffset<DType::iq4>
+                                             : kWeight == DType::f4e2m1 ? -kCodeOffset<DType::f4e2m1>
                                                                     : 0;
-  // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
-  static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16 ? 0x1p8f : 1.f;
+  // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent,
+  // and the integers of E2M1 codes are doubled.
+  static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16      ? 0x1p8f
+                                     : kWeight == DType::f4e2m1 && kPath == Path::dynamic ? 0.5f
+                                                                                          : 1.f;
 
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
   static_assert(kPath != Path::dynamic || kBlockDepth >= 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
   static_assert(kWeight != DType::i6 || kLayout == Layout::packed, "6-bit weights are packed");
-  static_assert(kPath != Path::dynamic || kWeight != DType::f4e2m1, "E2M1 is multiplied exactly");
   static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
   static_assert(!kCompact || (kWeight == DType::bf16 && !kGrouped), "compact are bf16, with a scale a column");
-  static_assert(!kByteScales || (kWeight == DType::iq4 && kGroup > 0), "byte scales are of groups of iq4");
+  static_assert(!kByteScales || kGroup > 0, "byte scales are of groups");
+  static_assert(!kByteScales || kWeight == (kScales == Scales::iq4 ? DType::iq4 : DType::f4e2m1), "of their own codes");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
 
   static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }

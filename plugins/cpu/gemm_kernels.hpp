@@ -22,7 +22,7 @@ struct Step {
   const std::byte* ahead[P];     // for each panel: where as many blocks are that will be needed later
   std::int64_t cells;            // of the range
   std::int64_t group_cells;      // of a group; the last may have fewer
-  const std::byte* w_scale[P];      // [groups][16], floats or, for DynamicKernel, bytes of iq4
+  const std::byte* w_scale[P];      // [groups][16], floats or, for DynamicKernel, bytes
   const std::byte* ahead_scale[P];  // those that the next step will need
   const std::int32_t* w_zero;    // [groups][16], of the first panel
   std::int64_t zero_stride;      // elements from one panel's zero points to the next's
@@ -147,16 +147,17 @@ struct WideningKernel {
 #endif
 
 // How a kernel finds integer weights: a block of bytes, of bytes of 7 bits, of nibbles, of nibbles that
-// are codes of iq4, of codes of 6 bits, or of the high nibbles of bytes whose low ones are in another
-// block (layout planes).
-enum class Stored { bytes, small_bytes, nibbles, iq4, six, planes };
+// are codes of iq4 or E2M1, of codes of 6 bits, or of the high nibbles of bytes whose low ones are in
+// another block (layout planes).
+enum class Stored { bytes, small_bytes, nibbles, iq4, e2m1, six, planes };
 
 template <class Of>
-constexpr Stored kStoredAs = Of::kPlanes                   ? Stored::planes
-                             : Of::kWeight == DType::iq4   ? Stored::iq4
-                             : Of::kWeight == DType::i6    ? Stored::six
-                             : Of::kBlockDepth == 8        ? Stored::nibbles
-                                                           : Stored::bytes;
+constexpr Stored kStoredAs = Of::kPlanes                    ? Stored::planes
+                             : Of::kWeight == DType::iq4    ? Stored::iq4
+                             : Of::kWeight == DType::f4e2m1 ? Stored::e2m1
+                             : Of::kWeight == DType::i6     ? Stored::six
+                             : Of::kBlockDepth == 8         ? Stored::nibbles
+                                                            : Stored::bytes;
 
 // The parts in which a block of codes is multiplied.
 //   kFetched  bytes of memory that a block was made of
@@ -166,7 +167,8 @@ struct Codes {
   // Of a block.
   static constexpr int kBytes = kStored == Stored::six ? 3 * kBlockBytes : kBlockBytes;
   static constexpr int kPartsOfBytes = kBytesAreWords ? 2 : 1;
-  static constexpr bool kHalves = kStored == Stored::nibbles || kStored == Stored::iq4;
+  static constexpr bool kLooksUp = kStored == Stored::iq4 || kStored == Stored::e2m1;
+  static constexpr bool kHalves = kStored == Stored::nibbles || kLooksUp;
   static constexpr int kParts = kHalves                         ? 2
                                 : kStored == Stored::six         ? 4
                                 : kStored == Stored::planes      ? 2 * kPartsOfBytes
@@ -190,7 +192,8 @@ struct Codes {
     if constexpr (kStored == Stored::small_bytes) return block;
     if constexpr (kHalves) {
       const I32x16 nibbles = bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
-      if constexpr (kStored == Stored::iq4) return look_up(nibbles, kIq4Bytes.data());
+      constexpr DType kCodes = kStored == Stored::iq4 ? DType::iq4 : DType::f4e2m1;
+      if constexpr (kLooksUp) return look_up(nibbles, kCodeBytes<kCodes>.data());
       return nibbles;
     }
     constexpr bool kFirst = part < kPartsOfBytes;  // of the two cells that a block has of a column
@@ -201,7 +204,7 @@ struct Codes {
 
   TRTC_INLINE static void dot(I32x16& sum, I32x16 part, Cell x) {
     if constexpr (kStored == Stored::nibbles) return dot_nibbles(sum, part, x);
-    constexpr bool kSmall = kStored == Stored::iq4 || kStored == Stored::six || kStored == Stored::small_bytes;
+    constexpr bool kSmall = kLooksUp || kStored == Stored::six || kStored == Stored::small_bytes;
     if constexpr (kSmall) return dot_small_bytes(sum, part, x);
     return dot_bytes(sum, part, x);
   }
@@ -302,7 +305,7 @@ struct DynamicKernel {
   static constexpr int n = Codes::kParts;  // cells of a block
 
   TRTC_INLINE static F32x16 scales_of(const std::byte* p) {
-    if constexpr (Of::kByteScales) return byte_scales(reinterpret_cast<const std::uint8_t*>(p));
+    if constexpr (Of::kByteScales) return widened_scales<Of::kScales>(reinterpret_cast<const std::uint8_t*>(p));
     return load(float_scales(p));
   }
 

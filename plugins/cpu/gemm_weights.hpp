@@ -23,7 +23,7 @@ struct Weights {
   const std::uint8_t* zero;
   std::int64_t columns;
   std::int64_t depth;
-  const std::uint8_t* scale_codes = nullptr;  // of iq4, instead of scale
+  const std::uint8_t* scale_codes = nullptr;  // bytes, instead of scale
 };
 
 // Bytes of a row of a row-major [columns, depth] weight.
@@ -77,14 +77,16 @@ TRTC_INLINE void widen(const std::byte* from, const std::int32_t* zero, I32x16 (
 }
 #endif
 
-// One block of codes of iq4 as bytes, in cells of 4 of K.
+// One block of codes of iq4 or E2M1 as bytes, in cells of 4 of K.
+template <DType kWeight>
 TRTC_INLINE void unsigned_bytes(const std::byte* from, I32x16 (&out)[2]) {
   const I32x16 block = load_cells(from), mask = splat(0x0f0f0f0f);
-  out[0] = look_up(bit_and(block, mask), kIq4Bytes.data());
-  out[1] = look_up(bit_and(shift_right<4>(block), mask), kIq4Bytes.data());
+  out[0] = look_up(bit_and(block, mask), kCodeBytes<kWeight>.data());
+  out[1] = look_up(bit_and(shift_right<4>(block), mask), kCodeBytes<kWeight>.data());
 }
 
 // The same of codes of 6 bits.
+template <DType>
 TRTC_INLINE void unsigned_bytes(const std::byte* from, I32x16 (&out)[4]) {
   out[0] = six_bits<0>(from);
   out[1] = six_bits<1>(from);
@@ -159,7 +161,7 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
     if constexpr (P::kPath == Path::dynamic) {
       I32x16 bytes[P::kExpansion];
-      unsigned_bytes(in, bytes);
+      unsigned_bytes<P::kWeight>(in, bytes);
       for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, bytes[i]);
       continue;
     }
@@ -183,9 +185,19 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
   }
 }
 
-// Bytes that are scales, [groups][16], as floats in their unit.
-inline void widen_byte_scales(const std::uint8_t* from, std::int64_t groups, float* to) {
-  for (std::int64_t g = 0; g < groups; ++g) store(to + g * kPanel, byte_scales(from + g * kPanel));
+// Sixteen bytes that are scales, as floats in their unit.
+template <Scales kScales>
+TRTC_INLINE F32x16 widened_scales(const std::uint8_t* p) {
+  static_assert(kScales != Scales::floats);
+  if constexpr (kScales == Scales::iq4) return byte_scales(p);
+  if constexpr (kScales == Scales::e8m0) return e8m0_scales(p);
+  return e4m3_scales(p);
+}
+
+// The same of [groups][16].
+template <Scales kScales>
+void widen_byte_scales(const std::uint8_t* from, std::int64_t groups, float* to) {
+  for (std::int64_t g = 0; g < groups; ++g) store(to + g * kPanel, widened_scales<kScales>(from + g * kPanel));
 }
 
 // Scales or zero points of one panel as [groups][16]; missing columns are zeros.

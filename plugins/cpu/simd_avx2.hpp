@@ -78,6 +78,27 @@ TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
   return {wide(bytes), wide(_mm_srli_si128(bytes, 8))};
 }
 
+// The powers of two that sixteen bytes are as E8M0: exponents of floats, of which 0 is a subnormal.
+TRTC_INLINE F32x16 e8m0_scales(const std::uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const auto wide = [](__m128i eight) {
+    const __m256i placed = _mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(placed, _mm256_set1_epi32(1 << 22)));
+  };
+  return {wide(bytes), wide(_mm_srli_si128(bytes, 8))};
+}
+
+// The numbers that sixteen bytes are as E4M3: times 2^-120 where their bits lie in a float, subnormals too.
+TRTC_INLINE F32x16 e4m3_scales(const std::uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const auto wide = [](__m128i eight) {
+    const __m256i placed = _mm256_slli_epi32(_mm256_cvtepi8_epi32(eight), 20);
+    const __m256i inside = _mm256_and_si256(placed, _mm256_set1_epi32(static_cast<int>(0x87f00000)));
+    return _mm256_mul_ps(_mm256_castsi256_ps(inside), _mm256_set1_ps(0x1p120f));
+  };
+  return {wide(bytes), wide(_mm_srli_si128(bytes, 8))};
+}
+
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
 

@@ -62,6 +62,20 @@ TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_slli_epi32(wide, 19), mask, base, 0xea))};
 }
 
+// The powers of two that sixteen bytes are as E8M0: exponents of floats, of which 0 is a subnormal.
+TRTC_INLINE F32x16 e8m0_scales(const std::uint8_t* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(wide, 23), _mm512_set1_epi32(1 << 22)))};
+}
+
+// The numbers that sixteen bytes are as E4M3: times 2^-120 where their bits lie in a float, subnormals too.
+TRTC_INLINE F32x16 e4m3_scales(const std::uint8_t* p) {
+  const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0x87f00000));
+  const __m512 placed = _mm512_castsi512_ps(_mm512_and_si512(_mm512_slli_epi32(wide, 20), mask));
+  return {_mm512_mul_ps(placed, _mm512_set1_ps(0x1p120f))};
+}
+
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
 

@@ -93,6 +93,20 @@ TRTC_INLINE F32x16 byte_scales(const std::uint8_t* p) {
   });
 }
 
+// The powers of two that sixteen bytes are as E8M0: exponents of floats, of which 0 is a subnormal.
+TRTC_INLINE F32x16 e8m0_scales(const std::uint8_t* p) {
+  return detail::each_lane<F32x16>(
+      [&](int i) { return std::bit_cast<float>(p[i] == 0 ? 1u << 22 : std::uint32_t{p[i]} << 23); });
+}
+
+// The numbers that sixteen bytes are as E4M3: times 2^-120 where their bits lie in a float, subnormals too.
+TRTC_INLINE F32x16 e4m3_scales(const std::uint8_t* p) {
+  return detail::each_lane<F32x16>([&](int i) {
+    const std::uint32_t sign = p[i] & 0x80u, size = p[i] & 0x7fu;
+    return std::bit_cast<float>(sign << 24 | size << 20) * 0x1p120f;
+  });
+}
+
 TRTC_INLINE F32x16 to_f32(I32x16 x) {
   return detail::each_lane<F32x16>([&](int i) { return static_cast<float>(x.v[i]); });
 }

@@ -16,10 +16,17 @@ struct linear_args {
 
 namespace detail {
 
+// Bytes of E2M1 weights are E4M3 where there is a unit, else E8M0.
 template <class C>
-using LinearProduct = gemm::Product<typename C::x_t, C::weight_dtype, C::activation, C::group_size,
-                                    !std::is_same_v<typename C::weight_zero_t, none>, C::layout,
-                                    std::is_same_v<typename C::weight_scale_t, std::uint8_t>>;
+constexpr gemm::Scales kLinearScales = !std::is_same_v<typename C::weight_scale_t, std::uint8_t> ? gemm::Scales::floats
+                                       : C::weight_dtype == DType::iq4                           ? gemm::Scales::iq4
+                                       : std::is_same_v<typename C::scale_unit_t, none>          ? gemm::Scales::e8m0
+                                                                                                 : gemm::Scales::e4m3;
+
+template <class C>
+using LinearProduct =
+    gemm::Product<typename C::x_t, C::weight_dtype, C::activation, C::group_size,
+                  !std::is_same_v<typename C::weight_zero_t, none>, C::layout, kLinearScales<C>>;
 
 template <class C>
 gemm::Weights linear_weights(const linear_args& a) {
@@ -49,7 +56,7 @@ class LinearEpilogue {
       if constexpr (kHas<typename C::weight_scale_t> && !P::kGrouped) {
         value = value * load(a_.weight_scale.row<const float>(0) + column, n);
       }
-      if constexpr (P::kByteScales) value = value * load(a_.scale_unit.row<const float>(0) + column, n);
+      if constexpr (kHas<typename C::scale_unit_t>) value = value * load(a_.scale_unit.row<const float>(0) + column, n);
       if constexpr (kHas<typename C::input_scale_t>) value = value * input_scale_;
       if constexpr (kHas<typename C::row_scale_t>) {
         static_assert(C::scales == 1, "scales of groups are multiplied into x before");

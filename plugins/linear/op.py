@@ -16,12 +16,13 @@ LINEAR = FusedOp(
         Parameter(
             "weight",
             ("N", "K"),
-            ("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "u8"),
+            ("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "u8"),
             role="weight",
         ),
         # One a row of the weight (G = 1), or one a group of group_size input channels; in layout
         # packed or planes in the order of plugins/layouts.py. u8: of iq4 weights, bytes of
-        # plugins/iq4.py, in the units of scale_unit.
+        # plugins/iq4.py, in the units of scale_unit; of f4e2m1 weights E4M3 in such units, or E8M0
+        # without.
         Parameter("weight_scale", ("N", "G"), ("f32", "u8"), role="weight", optional=True),
         Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
         Parameter("input_scale", (), ("f32",), role="weight", optional=True),
@@ -42,7 +43,7 @@ LINEAR = FusedOp(
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "i8", "i6", "i4", "u4", "iq4"),
+            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i6", "i4", "u4", "iq4"),
             cpp_enum="DType",
         ),
         Attribute(

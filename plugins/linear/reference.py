@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.iq4 import scales_of, values_of
 from trtc.plugins.products import scaled_product
-from trtc.plugins.rounding import cast, dequantize_rows
+from trtc.plugins.rounding import NUMPY_DTYPES, cast, dequantize_rows
 from trtc.plugins.row_major import row_major, row_major_groups
 
 Array = NDArray[Any]
@@ -39,8 +39,11 @@ def reference(
     weight_zero = row_major_groups(weight_zero, layout)
     if row_scale is not None:
         x = dequantize_rows(x, row_scale)
+    if weight_scale is not None and scale_unit is not None:
+        values = scales_of if weight_dtype == "iq4" else _e4m3_scales
+        weight_scale = values(weight_scale, scale_unit[:, None])
     if weight_dtype == "iq4":
-        weight, weight_scale = _of_iq4(weight, weight_scale, scale_unit)
+        weight = values_of(weight)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
     if input_scale is not None:
         total = total * input_scale.astype(np.float32)
@@ -53,8 +56,6 @@ def reference(
     return (cast(total, out_dtype),)
 
 
-def _of_iq4(codes: Array, scale: Array | None, unit: Array | None) -> tuple[Array, Array | None]:
-    """The numbers and scales that codes and bytes stand for."""
-    if scale is not None and unit is not None:
-        scale = scales_of(scale, unit[:, None])
-    return values_of(codes), scale
+def _e4m3_scales(codes: Array, unit: Array) -> Array:
+    """f32."""
+    return codes.view(NUMPY_DTYPES["f8e4m3"]).astype(np.float32) * unit

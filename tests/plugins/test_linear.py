@@ -20,12 +20,15 @@ from tests.support.operands import random_array
 from tests.support.weights import in_memory, stored, stored_groups
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.layouts import unpack, unpack_columns
 from trtc.plugins.linear.op import LINEAR
+from trtc.plugins.products import e8m0_values
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 CALLS = [linear_call(np.random.default_rng(40 + i), case) for i, case in enumerate(CASES)]
 EVERY_CODE = Case("bf16", "f8e4m3", 254, 1, out="f32")
 EXTREMES = Case("i8", "i8", 16, 2049, input_scale=True, out="f32")
+E2M1_EXTREMES = Case("bf16", "f4e2m1", 16, 264, 32, powers=True, activation="dynamic_i8", out="f32")
 IQ4_EXTREMES = Case("bf16", "iq4", 16, 264, 32, bytes=True, activation="dynamic_i8", out="f32")
 SIX_BIT_EXTREMES = Case("bf16", "i6", 16, 272, 128, activation="dynamic_i8", out="f32")
 NIBBLE_EXTREMES = Case("bf16", "i4", 16, 264, 128, activation="dynamic_i8", out="f32")
@@ -73,6 +76,44 @@ def iq4_extremes_call() -> KernelCall:
     return replace(call, inputs={**inputs, "scale_unit": np.ones(16, np.float32)})
 
 
+def e2m1_extremes_call() -> KernelCall:
+    """The same of 6 and -6: as bytes 24 and 0. Groups have the least of E8M0 scales, and 1."""
+    call = linear_call(np.random.default_rng(0), E2M1_EXTREMES, rows=3)
+    x = np.array([[-1], [1], [-1]], NUMPY_DTYPES["bf16"]).repeat(264, axis=1)
+    weight = np.full((16, 264), 6, NUMPY_DTYPES["f4e2m1"])
+    weight[1::2] = -6
+    scales = np.full((16, 9), 127, np.uint8)
+    scales[:, 1] = 0
+    inputs = {"weight": stored(weight, "f4e2m1", "packed"), "x": x}
+    return replace(call, inputs={**inputs, "weight_scale": stored_groups(scales, "packed")})
+
+
+def as_int8(call: KernelCall) -> KernelCall:
+    """The same weights doubled, in int8, with half the scales in f32."""
+    dtype, shape = call.attributes["weight_dtype"], call.inputs["x"].shape
+    assert dtype == "f4e2m1" and call.attributes["layout"] == "packed"
+    weight = unpack(call.inputs["weight"], int(call.attributes["N"]), shape[1], dtype)
+    doubled = (2 * weight.astype(np.float32)).astype(np.int8)
+    scales = unpack_columns(call.inputs["weight_scale"])
+    if "scale_unit" in call.inputs:
+        values = scales.view(NUMPY_DTYPES["f8e4m3"]).astype(np.float32)
+        values = values * call.inputs["scale_unit"][:, None]
+    else:
+        values = e8m0_values(scales)
+    inputs = {name: one for name, one in call.inputs.items() if name != "scale_unit"}
+    inputs |= {"weight": stored(doubled, "i8", "packed")}
+    inputs |= {"weight_scale": stored_groups(values / np.float32(2), "packed")}
+    attributes = {**call.attributes, "weight_dtype": "i8"}
+    return replace(call, inputs=inputs, attributes=attributes)
+
+
+E2M1_CALLS = {
+    str(case): call
+    for call, case in zip(CALLS, CASES, strict=True)
+    if (case.weight, case.layout) == ("f4e2m1", "packed") and (case.bytes or case.powers)
+}
+
+
 def six_bit_extremes_call() -> KernelCall:
     """The same of 31 and -32: as bytes 63 and 0."""
     call = linear_call(np.random.default_rng(0), SIX_BIT_EXTREMES, rows=3)
@@ -88,9 +129,10 @@ def six_bit_extremes_call() -> KernelCall:
 def library_of(isa: str) -> KernelLibrary:
     extremes = (
         *(every_code_call(), extremes_call(), nibble_extremes_call()),
-        *(iq4_extremes_call(), six_bit_extremes_call()),
+        *(iq4_extremes_call(), six_bit_extremes_call(), e2m1_extremes_call()),
     )
-    return compile_kernels([in_memory(call) for call in (*CALLS, *extremes)], isa)
+    int8 = map(as_int8, E2M1_CALLS.values())
+    return compile_kernels([in_memory(call) for call in (*CALLS, *extremes, *int8)], isa)
 
 
 @pytest.fixture(scope="module", params=available_isas())
@@ -171,6 +213,20 @@ def test_sums_of_the_largest_codes_do_not_overflow(library, call, least, most):
     out = library.run(in_memory(call))["out"]
     columns = np.where(np.arange(16) % 2, least, most) * call.inputs["x"].shape[1]
     assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
+
+
+def test_sums_of_the_largest_e2m1_numbers_and_the_least_scale(library):
+    call = e2m1_extremes_call()
+    out = library.run(in_memory(call))["out"]
+    columns = np.where(np.arange(16) % 2, -6, 6) * (264 - 32 + 32 * 2.0**-127)
+    assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
+
+
+@pytest.mark.parametrize("call", E2M1_CALLS.values(), ids=E2M1_CALLS)
+def test_e2m1_weights_give_the_bits_of_int8_ones(library, call):
+    """Units are powers of two here: all that differs are factors that are."""
+    expected = library.run(in_memory(as_int8(call)))["out"]
+    assert library.run(in_memory(call))["out"].tobytes() == expected.tobytes()
 
 
 def test_nan_activations_stay_in_their_row(library):

@@ -27,6 +27,8 @@ class Case:
     zero: bool = False
     bytes: bool = False
     """Scales are bytes, with a unit a row."""
+    powers: bool = False
+    """Scales are E8M0."""
     activation: str = "exact"
     layout: str = "packed"
     input_scale: bool = False
@@ -40,7 +42,7 @@ class Case:
     def __str__(self) -> str:
         kind = f"{self.x}x{self.weight}-{self.columns}x{self.depth}"
         return f"{kind}-{self.activation}-{self.layout}" + (
-            "-zero" if self.zero else "-bytes" if self.bytes else ""
+            "-zero" if self.zero else "-bytes" if self.bytes else "-powers" if self.powers else ""
         )
 
 
@@ -76,6 +78,13 @@ CASES = [
     Case("bf16", "iq4", 33, 136, 32, activation="dynamic_i8", layout="row_major", bytes=True),
     Case("bf16", "iq4", 97, 264, 32, bytes=True, bias=True, residual=True),
     Case("bf16", "iq4", 40, 72, 32, layout="row_major"),
+    Case("bf16", "f4e2m1", 97, 1096, 32, powers=True, activation="dynamic_i8", out="f32"),
+    Case("bf16", "f4e2m1", 170, 264, 16, bytes=True, activation="dynamic_i8", bias=True),
+    Case("bf16", "f4e2m1", 33, 136, 32, activation="dynamic_i8", layout="row_major", powers=True),
+    Case("bf16", "f4e2m1", 33, 136, 16, activation="dynamic_i8", layout="row_major", bytes=True),
+    Case("bf16", "f4e2m1", 97, 264, 32, powers=True, bias=True, residual=True),
+    Case("bf16", "f4e2m1", 97, 264, 16, bytes=True, softcap=2.0, out="f32"),
+    Case("bf16", "f4e2m1", 40, 72, 32, activation="dynamic_i8"),
     Case("bf16", "i6", 97, 1160, 128, activation="dynamic_i8", out="f32"),
     Case("bf16", "i6", 170, 272, 32, activation="dynamic_i8", bias=True),
     Case("bf16", "i6", 97, 264, 128, bias=True, residual=True),
@@ -94,6 +103,8 @@ CASES = [
     Case("f32", "i6", 16, 64, 32, out="f32"),
     Case("f32", "u4", 16, 64, 32, zero=True, out="f32"),
     Case("f32", "iq4", 16, 64, 32, out="f32"),
+    Case("f32", "f4e2m1", 16, 64, 32, powers=True, out="f32"),
+    Case("f32", "f4e2m1", 16, 64, 16, bytes=True, out="f32"),
 ]
 
 
@@ -114,9 +125,14 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         scales = random_scales(
             rng, case.columns, depth=case.depth, group=case.group, dtype=case.weight, x_dtype=case.x
         )
-        if case.bytes:
-            scales = rng.integers(0, 256, scales.shape).astype(np.uint8)
-            unit = 2.0 ** -rng.integers(7, 11, case.columns).astype(np.float32)
+        if case.powers:
+            exponent = 125 - int(np.log2(_root(case.depth)))
+            scales = rng.integers(exponent - 3, exponent + 1, scales.shape).astype(np.uint8)
+        elif case.bytes:
+            # Of E4M3 every number that is not negative; they are larger than those of iq4.
+            least, codes = (7, 256) if case.weight == "iq4" else (8, 127)
+            scales = rng.integers(0, codes, scales.shape).astype(np.uint8)
+            unit = 2.0 ** -rng.integers(least, least + 4, case.columns).astype(np.float32)
             inputs["scale_unit"] = unit / np.float32(_root(case.depth))
         inputs["weight_scale"] = stored_groups(scales, case.layout)
     if case.zero:
