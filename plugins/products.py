@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.iq4 import scales_of
+from trtc.plugins.rounding import NUMPY_DTYPES
+
 Array = NDArray[Any]
 
 
@@ -45,6 +48,15 @@ def scaled_product(
             product = product * weight_scale[:, index].astype(np.float32)
         total += product
     return total
+
+
+def scales_in_units(scale: Array, unit: Array, weight_dtype: str) -> NDArray[np.float32]:
+    """The scales [N, G] that bytes are in the units [N] of their rows: E4M3 of E2M1 weights, else
+    those of plugins/iq4.py."""
+    if weight_dtype != "f4e2m1":
+        return scales_of(scale, unit[:, None])
+    values: NDArray[np.float32] = scale.view(NUMPY_DTYPES["f8e4m3"]).astype(np.float32)
+    return values * unit[:, None]
 
 
 def e8m0_values(scale: Array) -> NDArray[np.float32]:

@@ -11,8 +11,8 @@ FUSED_LINEAR = FusedOp(
         Parameter("norm_weight", ("K",), ("f32",), role="weight", optional=True),
         Parameter("norm_pre_scale", ("K",), ("f32",), role="weight", optional=True),
         # All in the order of plugins/tiles.py. With a gate: all rows of gate, then all of up.
-        Parameter("weight", ("N", "K"), ("i4", "u4"), role="weight"),
-        # u8: of iq4 weights, in the units of scale_unit.
+        Parameter("weight", ("N", "K"), ("i4", "u4", "f4e2m1"), role="weight"),
+        # u8: bytes, as linear's.
         Parameter("weight_scale", ("N", "G"), ("f32", "u8"), role="weight"),
         Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
         Parameter("bias", ("N",), ("f32",), role="weight", optional=True),
@@ -24,7 +24,7 @@ FUSED_LINEAR = FusedOp(
         # Columns of out: N, or half of it with a gate.
         Attribute("I", "int"),
         Attribute("group_size", "int", 0),
-        Attribute("weight_dtype", "enum", choices=("i4", "u4", "iq4"), cpp_enum="DType"),
+        Attribute("weight_dtype", "enum", choices=("i4", "u4", "iq4", "f4e2m1"), cpp_enum="DType"),
         Attribute("eps", "float", 0.0),
         # 1: with a gate, whose activation is the next one.
         Attribute("gated", "int", 0),

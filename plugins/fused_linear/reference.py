@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
-from trtc.plugins.iq4 import scales_of, values_of
-from trtc.plugins.products import scaled_product
+from trtc.plugins.iq4 import values_of
+from trtc.plugins.products import scaled_product, scales_in_units
 from trtc.plugins.rounding import cast, quantize
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 
@@ -41,9 +41,11 @@ def reference(
         untile_groups(weight_scale),
         untile_groups(weight_zero),
     )
+    if scale_unit is not None:
+        assert scale is not None
+        scale = scales_in_units(scale, scale_unit, weight_dtype)
     if weight_dtype == "iq4":
-        assert scale is not None and scale_unit is not None
-        weight, scale = values_of(weight), scales_of(scale, scale_unit[:, None])
+        weight = values_of(weight)
     total = scaled_product(x, weight, scale, zero, group_size, "exact")
     if bias is not None:
         total = total + bias.astype(np.float32)

@@ -19,7 +19,7 @@ from trtc.plugins.gpu.triton_launch import count_index, site_launch, vector
 
 _BLOCK = 1024
 """Elements of a row that a program of `cap` takes."""
-_INTEGERS = ("i8", "i6", "i4", "u4", "iq4")
+_INTEGERS = ("i8", "i6", "i4", "u4", "iq4", "f4e2m1")
 _FP8_MULTIPLE = 16
 """What N and K must be a multiple of for cuBLASLt's E4M3 products."""
 

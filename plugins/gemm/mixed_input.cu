@@ -14,8 +14,8 @@
 // nibbles, two words of bytes or parts of three words of six bits each. x is the second, and the block keeps it in shared memory in the
 // order in which lanes take it. mixed_input_bf16.cuh and mixed_input_digits.cuh say what is multiplied.
 //
-// Macros: N, K; BYTES (int8 weights, else nibbles); SIX_BITS (or codes of 6 bits); IQ4 (nibbles are codes of plugins/iq4.py, and scales
-// bytes, in units of scale_unit); DIGITS (products of mixed_input_digits.cuh, else of
+// Macros: N, K; BYTES (int8 weights, else nibbles); SIX_BITS (or codes of 6 bits); CODEBOOK (0, or nibbles
+// are codes and scales bytes, as codebook.cuh says), HAS_UNIT (0 or 1: scales are in units of scale_unit); DIGITS (products of mixed_input_digits.cuh, else of
 // mixed_input_bf16.cuh); GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS;
 // X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS,
@@ -97,7 +97,7 @@ __device__ inline float add_parts(const float* place) {
 // The result of row n of the weight, from the place of its parts.
 __device__ inline float result_of(const float* place, const float* scale_unit, const float* bias, int n) {
   float total = add_parts(place);
-  if (IQ4) total *= scale_unit[n];
+  if (HAS_UNIT) total *= scale_unit[n];
   if (HAS_BIAS) total += bias[n];
   const float softcap = SOFTCAP;
   return softcap != 0 ? softcap * tanhf(total / softcap) : total;
@@ -127,7 +127,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
 #if HAS_ZERO
     const u8* __restrict__ weight_zero,
 #endif
-#if IQ4
+#if HAS_UNIT
     const float* __restrict__ scale_unit,
 #endif
 #if HAS_BIAS
@@ -149,7 +149,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
 #if !HAS_ZERO
   const u8* weight_zero = nullptr;
 #endif
-#if !IQ4
+#if !HAS_UNIT
   const float* scale_unit = nullptr;
 #endif
 #if !HAS_BIAS

@@ -125,7 +125,7 @@ def _weight(site: Site) -> Weight:
         group_size=_group(site),
         bits={"i8": 8, "i6": 6}.get(str(site.attributes["weight_dtype"]), 4),
         has_zero=site.has("weight_zero"),
-        byte_scales=site.has("scale_unit"),
+        byte_scales=site.dtypes.get("weight_scale") == "u8",
         gated=_gate(site) != "none",
         normed=site.has("norm_weight"),
     )
@@ -299,7 +299,8 @@ def _widened(site: Site) -> Variant:
 
 
 def _weight_constants(site: Site) -> dict[str, int]:
-    return weight_constants(site.attributes, 32 if site.dtypes["x"] == "f32" else CHANNELS)
+    most = 32 if site.dtypes["x"] == "f32" else CHANNELS
+    return weight_constants(site.attributes, most, has_unit=site.has("scale_unit"))
 
 
 def _group(site: Site) -> int:

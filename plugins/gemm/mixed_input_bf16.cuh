@@ -9,12 +9,12 @@
 // are exact, and scales multiply f32 sums. A byte is the difference of two such numbers, which is
 // exact in bf16, so its products have nothing too much.
 //
-// Codes of iq4 become 128 + n by a table (iq4.cuh). Their pairs are of channels that follow each other.
+// Codes of a codebook become 128 + n by a table (codebook.cuh). Their pairs are of channels that follow each other.
 // Codes of 6 bits are joined of their planes (plugins/six_bits.py) and become 128 + n as nibbles do, in
 // pairs of channels i and i + 4.
 #pragma once
 
-#include "gemm/iq4.cuh"
+#include "gemm/codebook.cuh"
 #include "gemm/mixed_input_tiles.cuh"
 
 namespace trtc {
@@ -34,7 +34,7 @@ using Sums = float[ROW_TILES][kXTiles][4];
 // is added to base_of(i) there.
 __device__ constexpr int place_of(int i) { return i == 0 ? 0 : 3; }
 __device__ constexpr int shift_of(int i) { return i == 0 ? 0 : 4 * i - 3; }
-__device__ constexpr unsigned base_of(int i) { return IQ4 ? kIq4Over : SIX_BITS ? 128u : 128u >> place_of(i); }
+__device__ constexpr unsigned base_of(int i) { return CODEBOOK ? kCodesAbove : SIX_BITS ? 128u : 128u >> place_of(i); }
 
 // What codes are more than the weights.
 constexpr float kCodesOver = SIX_BITS ? 32.f : SIGNED ? 8.f : 0.f;
@@ -64,7 +64,7 @@ __device__ inline unsigned six_bits_of(const unsigned (&words)[kWords], int whic
 // Pair i of a lane's j-th eight.
 __device__ inline unsigned pair_of(const unsigned (&words)[kWords], int j, int i) {
   if (SIX_BITS) return __byte_perm(six_bits_of(words, j / 2, i), 0x43434343u, j % 2 == 0 ? 0x4140 : 0x4342);
-  if (IQ4) return iq4_pair(iq4_bytes(words[j] >> i / 2 * 16), i % 2);
+  if (CODEBOOK) return pair_of_bytes(bytes_of_codes(words[j] >> i / 2 * 16), i % 2);
   return BYTES ? bytes_of(words[kEightWords * j + i / 2], i % 2) : nibbles_of(words[j], i);
 }
 
@@ -80,7 +80,7 @@ __device__ inline Eight eight_of(uint4 w) {
   const unsigned second = BYTES ? w.y : w.z, third = BYTES ? w.z : w.y;
   unsigned pairs[4] = {__byte_perm(w.x, second, 0x5410), __byte_perm(w.x, second, 0x7632),
                        __byte_perm(third, w.w, 0x5410), __byte_perm(third, w.w, 0x7632)};
-  if (IQ4) pairs[0] = w.x, pairs[1] = w.y, pairs[2] = w.z, pairs[3] = w.w;
+  if (CODEBOOK) pairs[0] = w.x, pairs[1] = w.y, pairs[2] = w.z, pairs[3] = w.w;
   Eight eight{{pairs[0], pairs[1], pairs[2], pairs[3]}, 0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -4,11 +4,11 @@
 // A nibble or the low seven bits of a byte become a number by their place alone: in the mantissa of
 // 128 they add themselves to it. 128, zero points and the worth of a sign bit are subtracted again,
 // which is exact in bf16. So is the product with a power of two: of a scale its power goes into the
-// weights, and the rest of it, from 1 to 2, is what a sum of such products is a multiple of. Codes of iq4
-// become 128 + n by a table (iq4.cuh), four at a time.
+// weights, and the rest of it, from 1 to 2, is what a sum of such products is a multiple of. Codes of a
+// codebook become 128 + n by a table (codebook.cuh), four at a time.
 #pragma once
 
-#include "gemm/iq4.cuh"
+#include "gemm/codebook.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
 
@@ -22,7 +22,7 @@ constexpr int kTileBytes = kWarpRows * kRowBytes;
 constexpr int kParts = GROUP < kChunkChannels ? kChunkChannels / GROUP : 1;
 constexpr int kGroupChunks = GROUP < kChunkChannels ? 1 : GROUP / kChunkChannels;
 constexpr int kChunks = K / kChunkChannels;
-constexpr int kScaleBytes = kWarpRows * (IQ4 ? 1 : 4), kZeroBytes = kWarpRows;  // of one group of a tile
+constexpr int kScaleBytes = kWarpRows * (CODEBOOK ? 1 : 4), kZeroBytes = kWarpRows;  // of one group of a tile
 constexpr int kZerosAt = kTileBytes + kParts * kScaleBytes;
 constexpr int kWarpBytes = kZerosAt + HAS_ZERO * kParts * kZeroBytes;  // of a stage
 static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
@@ -40,11 +40,11 @@ struct RowScale {
 
   __device__ inline RowScale(const u8* tile, int row, int part) {
     const u8* scales = tile + kTileBytes + part * kScaleBytes;
-    const unsigned bits = IQ4 ? iq4_scale_bits(scales[row])
+    const unsigned bits = CODEBOOK ? code_scale_bits(scales[row])
                               : reinterpret_cast<const unsigned*>(scales)[row];
     rest = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
     power = (bits >> 16 & 0x7f80u) * 0x10001u;
-    unsigned over = IQ4 ? 0xc300u - kIq4Least : SIGNED ? 0xc308u : 0xc300u;  // -197, -136, -128
+    unsigned over = CODEBOOK ? 0xc300u - kLeastCode : SIGNED ? 0xc308u : 0xc300u;  // -(128 - least), -136, -128
     if (HAS_ZERO) over |= tile[kZerosAt + part * kZeroBytes + row];
     offset = multiply_add_bf16(over * 0x10001u, power, 0);
   }
@@ -65,13 +65,13 @@ __device__ inline unsigned weights_of(uint2 words, unsigned selector, const RowS
 }
 
 // Two weights of a row times its power, the first two of four or the others.
-__device__ inline unsigned iq4_weights(unsigned bytes, int which, const RowScale& scale) {
-  return multiply_add_bf16(iq4_pair(bytes, which), scale.power, scale.offset);
+__device__ inline unsigned weights_of_codes(unsigned bytes, int which, const RowScale& scale) {
+  return multiply_add_bf16(pair_of_bytes(bytes, which), scale.power, scale.offset);
 }
 
-// Of lane 4g + t: the bytes of channels 2t and 2t + 1 of eight; of codes of iq4, of two words.
+// Of lane 4g + t: the bytes of channels 2t and 2t + 1 of eight; of codes of a codebook, of two words.
 __device__ inline unsigned selector_of(int t) {
-  if (IQ4) return t | (4 + t) << 4;
+  if (CODEBOOK) return t | (4 + t) << 4;
   return BYTES ? 2 * t | (2 * t + 1) << 8 : 0x4440 | t;
 }
 
@@ -81,16 +81,16 @@ __device__ inline void load_fragments(unsigned (&a)[2][4], unsigned tile, int g,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint4 words[2];
-    if (IQ4) {
+    if (CODEBOOK) {
       const uint4 four = load_shared(tile + piece_offset(half * 8 + g, two));
       // This lane's byte of each word, and so the codes of two products.
       const unsigned low = __byte_perm(four.x, four.y, selector);
       const unsigned high = __byte_perm(four.z, four.w, selector);
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        const unsigned bytes = iq4_bytes(step == 0 ? low : high);
-        a[step][half] = iq4_weights(bytes, 0, scales[half]);
-        a[step][2 + half] = iq4_weights(bytes, 1, scales[half]);
+        const unsigned bytes = bytes_of_codes(step == 0 ? low : high);
+        a[step][half] = weights_of_codes(bytes, 0, scales[half]);
+        a[step][2 + half] = weights_of_codes(bytes, 1, scales[half]);
       }
       continue;
     }

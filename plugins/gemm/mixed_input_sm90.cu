@@ -16,9 +16,9 @@
 // be added up in the order of blocks and teams: a result depends neither on the other rows of x nor
 // on their number.
 //
-// Macros: N, K; BYTES (int8 weights, else nibbles); IQ4 (nibbles are codes of plugins/iq4.py, and scales
-// bytes, in units of scale_unit); GROUP (channels that share a scale: 32, 64, or a
-// multiple of 128), GROUPS; ROWS (of x: 8, 16, 32, 64, 128), ROW_BLOCKS (items of a tile), ROW_GROUPS,
+// Macros: N, K; BYTES (int8 weights, else nibbles); CODEBOOK (0, or nibbles are codes and scales bytes, as
+// codebook.cuh says), HAS_UNIT (0 or 1: scales are in units of scale_unit); GROUP (channels that share a
+// scale: 32, 64, or a multiple of 128), GROUPS; ROWS (of x: 8, 16, 32, 64, 128), ROW_BLOCKS (items of a tile), ROW_GROUPS,
 // TEAMS, STAGES, CLUSTER, CLUSTERS; SHARED_BYTES; X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE,
 // RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS, HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of
 // dims counts the rows).
@@ -295,7 +295,7 @@ struct Output {
     return value_of(residual[static_cast<long long>(row) * RESIDUAL_STRIDE + n]);
   }
   __device__ inline void store(int row, int n, float total, float more) const {
-    if (IQ4) total *= scale_unit[n];
+    if (HAS_UNIT) total *= scale_unit[n];
     if (HAS_BIAS) total += bias[n];
     const float softcap = SOFTCAP;
     if (softcap != 0) total = softcap * tanhf(total / softcap);
@@ -451,7 +451,7 @@ __launch_bounds__(kProducers + kConsumers, 1) mixed_input_gemm(
 #if HAS_ZERO
     const u8* __restrict__ weight_zero,
 #endif
-#if IQ4
+#if HAS_UNIT
     const float* __restrict__ scale_unit,
 #endif
 #if HAS_BIAS
@@ -464,7 +464,7 @@ __launch_bounds__(kProducers + kConsumers, 1) mixed_input_gemm(
 #if !HAS_ZERO
   const u8* weight_zero = nullptr;
 #endif
-#if !IQ4
+#if !HAS_UNIT
   const float* scale_unit = nullptr;
 #endif
 #if !HAS_BIAS

@@ -72,7 +72,7 @@ class Weight:
     bits: int = 4
     has_zero: bool = False
     byte_scales: bool = False
-    """Codes of iq4, whose scales are bytes."""
+    """Codes of iq4 or E2M1, whose scales are bytes."""
     gated: bool = False
     """Half of its rows are gate, half up, and a block takes the same of both."""
     normed: bool = False

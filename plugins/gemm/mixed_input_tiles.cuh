@@ -3,7 +3,7 @@
 // the warp's ring.
 #pragma once
 
-#include "gemm/iq4.cuh"
+#include "gemm/codebook.cuh"
 #include "gpu/ptx.cuh"
 
 namespace trtc {
@@ -27,9 +27,9 @@ constexpr int kSplitChunks = (kChunks + CLUSTER * SPLITS - 1) / (CLUSTER * SPLIT
 constexpr int kBlockChunks = kSplitChunks * SPLITS;
 constexpr int kWarpRows = kTileRows * ROW_TILES;
 constexpr int kBlockRows = kWarpRows * ROW_WARPS;
-static_assert(!IQ4 || (!SIGNED && !BYTES && !HAS_ZERO), "codes of iq4 are unsigned nibbles");
+static_assert(!CODEBOOK || (!SIGNED && !BYTES && !HAS_ZERO), "codes are unsigned nibbles");
 static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
-static_assert(!SIX_BITS || (!IQ4 && !SIGNED && !BYTES && !HAS_ZERO && kParts == 1), "six bits are in large groups");
+static_assert(!SIX_BITS || (!CODEBOOK && !SIGNED && !BYTES && !HAS_ZERO && kParts == 1), "six bits are in large groups");
 static_assert(N % kTileRows == 0 && K % kTileChannels == 0 && kBlockRows <= N, "tiles are whole");
 
 // Of out, all and those of a block: with a gate half of a block's rows are gate's, and the others are
@@ -39,7 +39,7 @@ constexpr int kBlockOut = GATE ? kBlockRows / 2 : kBlockRows;
 constexpr int kUpAfter = kOutColumns - kBlockOut;
 static_assert(!GATE || (ROW_WARPS % 2 == 0 && kOutColumns % kTileRows == 0), "a warp has either");
 
-constexpr int kScaleBytes = kTileRows * (IQ4 ? 1 : 4), kZeroBytes = kTileRows;  // of one group of a tile
+constexpr int kScaleBytes = kTileRows * (CODEBOOK ? 1 : 4), kZeroBytes = kTileRows;  // of one group of a tile
 constexpr int kScalesAt = ROW_TILES * kTileBytes;
 constexpr int kZerosAt = kScalesAt + ROW_TILES * kParts * kScaleBytes;
 constexpr int kStageBytes = kZerosAt + HAS_ZERO * ROW_TILES * kParts * kZeroBytes;
@@ -54,7 +54,7 @@ __device__ inline float rounded(float x) { return to_float(round_to<Bf16>(x)); }
 
 // The scale of a row of a tile, from those of a group.
 __device__ inline float scale_at(const u8* scales, int row) {
-  if (IQ4) return __uint_as_float(iq4_scale_bits(scales[row]));
+  if (CODEBOOK) return __uint_as_float(code_scale_bits(scales[row]));
   return reinterpret_cast<const float*>(scales)[row];
 }
 

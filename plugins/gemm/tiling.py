@@ -48,6 +48,13 @@ def float_macros(site: Site) -> Macros:
     }
 
 
+def _codebook(site: Site) -> int:
+    """As plugins/gemm/codebook.cuh has them; 0: nibbles and bytes are integers."""
+    if site.attributes["weight_dtype"] == "f4e2m1":
+        return 3 if site.has("scale_unit") else 2
+    return int(site.attributes["weight_dtype"] == "iq4")
+
+
 def integer_macros(site: Site, weight: Weight) -> Macros:
     """The same of mixed_input.cu and mixed_input_sm90.cu."""
     return {
@@ -62,8 +69,9 @@ def integer_macros(site: Site, weight: Weight) -> Macros:
         "RESIDUAL_STRIDE": site.strides.get("residual", 0),
         "OUT_TYPE": CPP_TYPES[site.dtypes["out"]],
         "RESIDUAL_TYPE": CPP_TYPES[site.dtypes.get("residual", "f32")],
-        "IQ4": int(weight.byte_scales),
-        "SIGNED": int(site.attributes["weight_dtype"] not in ("u4", "iq4", "i6")),
+        "CODEBOOK": _codebook(site),
+        "HAS_UNIT": int(site.has("scale_unit")),
+        "SIGNED": int(site.attributes["weight_dtype"] in ("i4", "i8")),
         "HAS_ZERO": int(site.has("weight_zero")),
         "HAS_BIAS": int(site.has("bias")),
         "HAS_RESIDUAL": int(site.has("residual")),

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.iq4 import scales_of, values_of
-from trtc.plugins.products import scaled_product
-from trtc.plugins.rounding import NUMPY_DTYPES, cast, dequantize_rows
+from trtc.plugins.iq4 import values_of
+from trtc.plugins.products import scaled_product, scales_in_units
+from trtc.plugins.rounding import cast, dequantize_rows
 from trtc.plugins.row_major import row_major, row_major_groups
 
 Array = NDArray[Any]
@@ -40,8 +40,7 @@ def reference(
     if row_scale is not None:
         x = dequantize_rows(x, row_scale)
     if weight_scale is not None and scale_unit is not None:
-        values = scales_of if weight_dtype == "iq4" else _e4m3_scales
-        weight_scale = values(weight_scale, scale_unit[:, None])
+        weight_scale = scales_in_units(weight_scale, scale_unit, weight_dtype)
     if weight_dtype == "iq4":
         weight = values_of(weight)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
@@ -54,8 +53,3 @@ def reference(
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
-
-
-def _e4m3_scales(codes: Array, unit: Array) -> Array:
-    """f32."""
-    return codes.view(NUMPY_DTYPES["f8e4m3"]).astype(np.float32) * unit

@@ -24,7 +24,7 @@ from typing import Any
 
 import triton
 
-from trtc.plugins.gemm.triton.weights import weight_constants
+from trtc.plugins.gemm.triton.weights import e2m1_constants, weight_constants
 from trtc.plugins.gpu.lowering import ONE, Extent, Grid, Launch, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
 from trtc.plugins.gpu.triton_launch import (
@@ -388,12 +388,13 @@ class _Call:
     def _product(self, tile: Tile) -> dict[str, Any]:
         """What the two products have in common; see plugins/gemm/triton/weights.py."""
         channels = tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
-        weight = str(self.site.attributes["weight_dtype"])
+        is_e2m1 = self.site.attributes["weight_dtype"] == "f4e2m1"
+        constants_of = e2m1_constants if is_e2m1 else weight_constants
         return {
             **self._routing("L"),
             "CAPACITY": self.capacity,
-            **weight_constants(self.site.attributes, channels),
-            "E2M1": weight == "f4e2m1",
+            **constants_of(self.site.attributes, channels),
+            "E2M1": is_e2m1,
             "BLOCK_M": tile.block_m,
             "WEIGHTS_FIRST": tile.weights_first,
             "STAGES": tile.num_stages if self.site.arch.has_large_shared else 2,

@@ -22,17 +22,23 @@ from trtc.protos.errors import UnsupportedError
 needs_triton()
 
 from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
-from trtc.plugins.gemm.triton.weights import SIX_BITS  # noqa: E402
+from trtc.plugins.gemm.triton.weights import E2M1_POWERS, E2M1_UNITS, SIX_BITS  # noqa: E402
 
 NO_KERNELS = {"all_reduce"}
 """NCCL alone."""
 _SCALES_OF_ROWS = ("row_scale", "given_scale", "hidden_scale")
+_E2M1 = {
+    ("CODEBOOK", 2): " of E2M1",
+    ("NIBBLES", E2M1_POWERS.value): " of E2M1",
+    ("NIBBLES", E2M1_UNITS.value): " of E2M1 in units",
+}
+"""By a constant of a kernel."""
 Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 
 def sources_of(op: str, sm: int) -> Sources:
     """The first specialisation of each of its kernels, by the file and entry, and the first that
-    has scales of rows, sums of squares, decays of channels, or weights of 6 bits."""
+    has scales of rows, sums of squares, decays of channels, or weights of 6 bits or of E2M1."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -48,7 +54,10 @@ def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     by_row += " with squares" * any(one.name == "squares" for one in source.parameters)
     constants = source.constants
     is_split = constants.get("NIBBLES") == SIX_BITS.value or constants.get("SIX_BITS")
-    kind = by_row + " in six bits" * bool(is_split)
+    of_codes = "".join(
+        kind for (name, value), kind in _E2M1.items() if constants.get(name) == value
+    )
+    kind = by_row + " in six bits" * bool(is_split) + of_codes
     if isinstance(source, CudaSource):
         return source.file, source.entry + kind
     by_channel = " by channel" * (constants.get("DECAYS", 1) != 1)

@@ -39,6 +39,8 @@ CASES = [
     (Fused(96, 640, "u4", gate="gelu_tanh", norm_pre_scale=True), Few(1, 1, 4, 1, 3)),
     (Fused(64, 512, "iq4", group=32, bias=True), Few(1, 1, 2, 2, 2)),
     (Fused(96, 512, "iq4", group=32, gate="silu", gate_pre_scale=True), Few(1, 1, 4, 1, 3)),
+    (Fused(64, 512, "f4e2m1", group=32, bias=True), Few(1, 1, 2, 2, 2)),
+    (Fused(96, 512, "f4e2m1", group=32, gate="silu"), Few(1, 1, 4, 1, 3)),
 ]
 
 

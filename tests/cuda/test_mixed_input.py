@@ -19,6 +19,7 @@ from trtc.plugins.gemm.mixed_input_tactics import Few  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
 BYTES: dict[str, Any] = {"layout": "tiles", "bytes": True}
+POWERS: dict[str, Any] = {"layout": "tiles", "powers": True}
 ROWS: dict[str, Any] = {"layout": "row_major"}
 SPLIT: dict[str, Any] = {"layout": "split"}
 CASES = [
@@ -38,6 +39,9 @@ CASES = [
     (Case("bf16", "i4", 32, 512, 128, **TILES), Few(1, 1, 2, 2, 2, digits=True, early=1)),
     (Case("bf16", "iq4", 64, 512, 32, **BYTES, out="f32"), Few(1, 1, 2, 2, 3)),
     (Case("bf16", "iq4", 80, 384, 32, **BYTES, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
+    (Case("bf16", "f4e2m1", 64, 512, 32, **POWERS, out="f32"), Few(1, 1, 2, 2, 3)),
+    (Case("bf16", "f4e2m1", 80, 384, 32, **POWERS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
+    (Case("bf16", "f4e2m1", 64, 512, 32, **BYTES, out="f32"), Few(8, 1, 2, 2, 3)),
     (Case("bf16", "i6", 48, 512, 128, **SPLIT, out="f32"), Few(1, 1, 3, 2, 3)),
     (Case("bf16", "i6", 80, 384, 128, **SPLIT, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i6", 32, 768, 256, **SPLIT, softcap=2.0), Few(16, 1, 1, 2, 3, 2)),

@@ -18,8 +18,11 @@ from trtc.plugins.gemm.mixed_input_tactics import Weight, few_tactics, shared_by
 WEIGHTS: Mapping[str, Mapping[str, str]] = {
     "i4": {"weight": "i4", "weight_scale": "f32"},
     "iq4": {"weight": "u4", "weight_scale": "u8", "scale_unit": "f32"},
+    "mxfp4": {"weight": "f4e2m1", "weight_scale": "u8"},
+    "nvfp4": {"weight": "f4e2m1", "weight_scale": "u8", "scale_unit": "f32"},
     "i6": {"weight": "u8", "weight_scale": "f32"},
 }
+"""By weight type, or by format of E2M1."""
 
 
 def linear_site(sm: int, columns: int, depth: int, weight: str, group_size: int) -> Site:
@@ -30,7 +33,7 @@ def linear_site(sm: int, columns: int, depth: int, weight: str, group_size: int)
         attributes={
             "N": columns,
             "group_size": group_size,
-            "weight_dtype": weight,
+            "weight_dtype": "f4e2m1" if weight.endswith("fp4") else weight,
             "layout": "split"
             if weight == "i6"
             else "tiles"
@@ -62,6 +65,8 @@ SMS = one_of_each(lambda arch: (arch.has_large_shared, arch.has_pdl, arch.has_wg
         # The same kernels with other words, once a generation of SMs.
         *(("iq4", 32, sm) for sm in (80, 90, 100, 120)),
         *(("i6", 128, sm) for sm in (80, 90, 100, 120)),
+        *(("mxfp4", 32, sm) for sm in (80, 90, 100, 120)),
+        *(("nvfp4", 16, sm) for sm in (80, 90)),
         ("iq4", 16, 90),
     ],
 )

@@ -23,6 +23,7 @@ from trtc.plugins.gpu.arch import SM_90  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
 BYTES: dict[str, Any] = {"layout": "tiles", "bytes": True}
+POWERS: dict[str, Any] = {"layout": "tiles", "powers": True}
 ROWS: dict[str, Any] = {"layout": "row_major"}
 CASES = [
     (Case("bf16", "i4", 64, 1024, 128, **TILES), Cut(16, 1), 16),
@@ -38,6 +39,8 @@ CASES = [
     (Case("bf16", "i4", 192, 2560, 128, **TILES), Cut(8, 1), 6),
     (Case("bf16", "iq4", 96, 512, 32, **BYTES, bias=True, residual=True), Cut(16, 1, 2, 2), 16),
     (Case("bf16", "iq4", 80, 256, 32, **BYTES, out="f32"), Cut(8, 1), 5),
+    (Case("bf16", "f4e2m1", 96, 512, 32, **POWERS, bias=True, residual=True), Cut(16, 1, 2, 2), 16),
+    (Case("bf16", "f4e2m1", 80, 256, 32, **BYTES, out="f32"), Cut(8, 1), 5),
     (Case("bf16", "i8", 80, 640, 128, **ROWS, out="f32"), Cut(16, 1), 12),
     (Case("bf16", "i8", 208, 384, **ROWS, softcap=2.0, out="f32"), Cut(8, 2, row_blocks=2), 11),
     (Case("bf16", "i8", 64, 1024, 256, **ROWS, bias=True, residual=True), Cut(8, 1, 2, 2), 8),

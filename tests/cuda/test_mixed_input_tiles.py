@@ -12,7 +12,8 @@ from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import Work, interpret_work, needs_triton
 from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.gpu.sources import KernelSource
-from trtc.plugins.iq4 import scales_of, values_of
+from trtc.plugins.iq4 import values_of
+from trtc.plugins.products import e8m0_values, scales_in_units
 from trtc.plugins.rounding import cast
 from trtc.plugins.six_bits import join
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
@@ -42,6 +43,10 @@ CASES = [
     Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True, softcap=3.0),
     Case("bf16", "iq4", 37, 96, 16, layout="row_major", bytes=True, residual=True),
     Case("f32", "iq4", 16, 64, 32, layout="row_major", out="f32"),
+    Case("bf16", "f4e2m1", 48, 256, 32, layout="tiles", powers=True, bias=True, softcap=3.0),
+    Case("bf16", "f4e2m1", 37, 96, 16, layout="row_major", bytes=True, residual=True),
+    Case("f32", "f4e2m1", 16, 64, 32, layout="row_major", powers=True, out="f32"),
+    Case("f32", "f4e2m1", 16, 64, 16, layout="row_major", bytes=True, out="f32"),
     Case("bf16", "i6", 70, 384, 128, layout="split", bias=True, residual=True),
     Case("f32", "i6", 16, 256, 128, layout="split", out="f32"),
 ]
@@ -49,6 +54,8 @@ WIDENED = [
     Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
     Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
     Case("bf16", "iq4", 48, 256, 32, layout="tiles", bytes=True, bias=True),
+    Case("bf16", "f4e2m1", 48, 256, 32, layout="tiles", powers=True, bias=True),
+    Case("bf16", "f4e2m1", 37, 96, 16, layout="row_major", bytes=True),
     Case("bf16", "i6", 48, 256, 128, layout="split", bias=True),
     Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
     Case("bf16", "f8e4m3", 48, 256, 128, layout="row_major"),
@@ -95,7 +102,9 @@ def dequantised(call: KernelCall, case: Case) -> np.ndarray:
     if case.weight == "iq4":
         weight = values_of(weight)
     if case.bytes:
-        scale = scales_of(scale, call.inputs["scale_unit"][:, None])
+        scale = scales_in_units(scale, call.inputs["scale_unit"], case.weight)
+    if case.powers:
+        scale = e8m0_values(scale)
     values = weight.astype(np.float32)
     group = case.group or case.depth
     if zero is not None:

@@ -200,6 +200,19 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             out_dtype="bf16",
             **_SPLIT,
         ),
+        *(
+            _site(
+                "linear",
+                {"N": WIDTH, "K": WIDTH},
+                {"weight": "f4e2m1", "weight_scale": "u8"} | unit | _bf16("x", "out"),
+                N=WIDTH,
+                out_dtype="bf16",
+                weight_dtype="f4e2m1",
+                group_size=group,
+                layout=layout,
+            )
+            for group, layout, unit in ((32, "tiles", {}), (16, "row_major", {"scale_unit": "f32"}))
+        ),
         _site(
             "linear",
             {"N": WIDTH, "K": WIDTH},

@@ -50,6 +50,10 @@ def fused_call(rng: np.random.Generator, case: Fused, rows: int = 1) -> KernelCa
             rng.integers(0, 256, scales.shape, np.uint8), "tiles"
         )
         inputs["scale_unit"] = 2.0 ** -rng.integers(9, 13, case.columns).astype(np.float32)
+    if case.weight == "f4e2m1":
+        inputs["weight_scale"] = stored_groups(
+            rng.integers(120, 124, scales.shape, np.uint8), "tiles"
+        )
     if case.bias:
         inputs["bias"] = random_array(rng, case.columns)
     if case.gate_pre_scale:

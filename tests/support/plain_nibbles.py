@@ -28,6 +28,12 @@ def bf16_iq4(packed):
 
 
 @triton.jit
+def bf16_e2m1_codes(packed):
+    even, odd = number_of_e2m1(packed & 15), number_of_e2m1(packed >> 4)
+    return even.to(tl.bfloat16), odd.to(tl.bfloat16)
+
+
+@triton.jit
 def bf16_six(first, second, high):
     """By the definition: the high bits of a code count 16 each, and it is 32 too much."""
     a = (first % 16).to(tl.float32) + (high % 4).to(tl.float32) * 16 - 32

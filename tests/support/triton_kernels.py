@@ -198,6 +198,7 @@ def _replace_assembly() -> None:
 
     weights.bf16_nibbles = plain_nibbles.bf16_nibbles
     weights.bf16_iq4 = plain_nibbles.bf16_iq4
+    weights.bf16_e2m1_codes = plain_nibbles.bf16_e2m1_codes
     weights.bf16_six = plain_nibbles.bf16_six
     weights.bf16_e2m1 = plain_nibbles.bf16_e2m1
 

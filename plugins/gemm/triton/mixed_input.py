@@ -112,7 +112,7 @@ def widen_weight(
     tile = weight_tile(
         weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, tl.bfloat16
     ).to(tl.float32)
-    scales = group_scales(weight_scale, column, begin, DEPTH, GROUP, TILES)
+    scales = group_scales(weight_scale, column, begin, DEPTH, GROUP, TILES, NIBBLES)
     if scale_unit is not None:
         scales = scales * tl.load(scale_unit + column)
     k = begin + tl.arange(0, BLOCK_K)

@@ -6,8 +6,9 @@ two, which multiply the weights themselves.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -26,33 +27,53 @@ IQ4_CODES = tl.constexpr(2)
 """The value of NIBBLES for codes of plugins/iq4.py."""
 SIX_BITS = tl.constexpr(3)
 """The value of NIBBLES for layout split of plugins/six_bits.py."""
+E2M1_POWERS = tl.constexpr(4)
+"""The value of NIBBLES for E2M1 weights whose scales are E8M0, and lie as those of others do."""
+E2M1_UNITS = tl.constexpr(5)
+"""The same of E4M3 scales in the unit of a row; the last of NIBBLES."""
 _SPECIAL = {"iq4": IQ4_CODES.value, "i6": SIX_BITS.value}
 _SIX_LEAST = tl.constexpr(LEAST)
 _IQ4_LEAST = tl.constexpr(VALUES[0])
-_IQ4_WORDS = tuple(
-    int.from_bytes(bytes(value - VALUES[0] for value in VALUES[4 * i : 4 * i + 4]), "little")
-    for i in range(4)
-)
-"""By code, how much more each number is than the least, a byte each."""
+_DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""By code."""
+
+
+def _words(values: Sequence[int]) -> tuple[int, ...]:
+    """By code, how much more each number is than the least, a byte each."""
+    least = min(values)
+    parts = (values[4 * i : 4 * i + 4] for i in range(4))
+    return tuple(int.from_bytes(bytes(one - least for one in part), "little") for part in parts)
+
+
+_IQ4_WORDS = _words(VALUES)
 _IQ4_LOW = tl.constexpr(_IQ4_WORDS[1] << 32 | _IQ4_WORDS[0])
 _IQ4_HIGH = tl.constexpr(_IQ4_WORDS[3] << 32 | _IQ4_WORDS[2])
-_IQ4_MINUS = 0xC300 - VALUES[0]
-"""-(128 + how much less than zero the least is), a bf16."""
-_BF16_IQ4 = tl.constexpr(f"""{{
+
+
+def _codes_in_bf16(values: Sequence[int], unit: float) -> str:
+    """Two numbers of each of four bytes. Two words of the table have eight bytes, of which `prmt`
+    takes four by four codes; the upper bit of a code says which of the two results is its byte.
+    0x4300 | n is the bf16 128 + n; so much is subtracted again, times the unit."""
+    words = _words(values)
+    one, minus = (
+        int(np.float32(number).view(np.uint32) >> 16) * 0x10001
+        for number in (unit, unit * (min(values) - 128))
+    )
+    return f"""{{
         .reg .b32 index, which, low, high, first, second, one, minus;
         and.b32 index, $4, 0x77777777;
         shr.u32 which, $4, 1;
         lop3.b32 which, which, 0x44444444, 0x32103210, 0xEA;
-        prmt.b32 low, {_IQ4_WORDS[0]}, {_IQ4_WORDS[1]}, index;
-        prmt.b32 high, {_IQ4_WORDS[2]}, {_IQ4_WORDS[3]}, index;
+        prmt.b32 low, {words[0]}, {words[1]}, index;
+        prmt.b32 high, {words[2]}, {words[3]}, index;
         prmt.b32 first, low, high, which;
         shr.u32 index, index, 16;
         shr.u32 which, which, 16;
-        prmt.b32 low, {_IQ4_WORDS[0]}, {_IQ4_WORDS[1]}, index;
-        prmt.b32 high, {_IQ4_WORDS[2]}, {_IQ4_WORDS[3]}, index;
+        prmt.b32 low, {words[0]}, {words[1]}, index;
+        prmt.b32 high, {words[2]}, {words[3]}, index;
         prmt.b32 second, low, high, which;
-        mov.b32 one, 0x3F803F80;
-        mov.b32 minus, {_IQ4_MINUS << 16 | _IQ4_MINUS};
+        mov.b32 one, 0x{one:08X};
+        mov.b32 minus, {minus};
         prmt.b32 $0, first, 0x43434343, 0x4240;
         prmt.b32 $1, second, 0x43434343, 0x4240;
         prmt.b32 $2, first, 0x43434343, 0x4341;
@@ -61,7 +82,11 @@ _BF16_IQ4 = tl.constexpr(f"""{{
         fma.rn.bf16x2 $1, $1, one, minus;
         fma.rn.bf16x2 $2, $2, one, minus;
         fma.rn.bf16x2 $3, $3, one, minus;
-        }}""")
+        }}"""
+
+
+_BF16_IQ4 = tl.constexpr(_codes_in_bf16(VALUES, 1.0))
+_BF16_E2M1 = tl.constexpr(_codes_in_bf16(_DOUBLED_E2M1, 0.5))
 
 
 def _six_bits_in_bf16() -> str:
@@ -98,31 +123,47 @@ def _six_bits_in_bf16() -> str:
 _BF16_SIX = tl.constexpr(_six_bits_in_bf16())
 
 
-def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
+def weight_constants(
+    attributes: Mapping[str, int | float | str], most: int, *, has_unit: bool = False
+) -> dict[str, int]:
     """How a kernel reads the weights of a site: constants of `product` and `weight_tile`.
 
     Args:
         attributes: of the operator: weight_dtype, group_size and layout.
         most: channels that a program may multiply at once.
+        has_unit: whether scales are bytes in the unit of a row.
 
     Raises:
-        UnsupportedError: groups of a size that the tensor cores do not sum apart, or of E2M1
-            weights another one than E2M1_GROUP.
+        UnsupportedError: groups of a size that the tensor cores do not sum apart.
     """
-    weight, group = attributes["weight_dtype"], int(attributes["group_size"])
-    if weight == "f4e2m1" and group != E2M1_GROUP.value:
+    weight, group = str(attributes["weight_dtype"]), int(attributes["group_size"])
+    nibbles = _SPECIAL.get(weight, int(weight in ("i4", "u4")))
+    if weight == "f4e2m1":
+        nibbles = (E2M1_UNITS if has_unit else E2M1_POWERS).value
+    return {
+        "GROUP": group,
+        "NIBBLES": nibbles,
+        "SIGNED": weight == "i4",
+        "TILES": attributes["layout"] == "tiles",
+        "BLOCK_K": _depth_block(group, most),
+    }
+
+
+def e2m1_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
+    """The same of a `product` of E2M1 weights whose scales do not divide sums: `e2m1_tile`.
+
+    Raises:
+        UnsupportedError: groups of another size than E2M1_GROUP.
+    """
+    group = int(attributes["group_size"])
+    if group != E2M1_GROUP.value:
         raise UnsupportedError(
             f"{group} E2M1 weights share a scale, and kernels know {E2M1_GROUP.value}",
             field="group_size",
         )
-    return {
-        "GROUP": group,
-        "NIBBLES": _SPECIAL.get(str(weight), int(weight in ("i4", "u4"))),
-        "SIGNED": weight == "i4",
-        "TILES": attributes["layout"] == "tiles",
-        # The scales of E2M1 weights do not divide sums, and come four at a time.
-        "BLOCK_K": _depth_block(4 * group if weight == "f4e2m1" else group, most),
-    }
+    # Scales come four at a time.
+    depth = _depth_block(4 * group, most)
+    return {"GROUP": group, "NIBBLES": 0, "SIGNED": False, "TILES": False, "BLOCK_K": depth}
 
 
 def _depth_block(group_size: int, most: int) -> int:
@@ -168,7 +209,8 @@ def product(
         column: [BLOCK_N] i64, the rows of `weight` that give the columns of the result.
         GROUP: channels that share a scale, a multiple of BLOCK_K or its half; 0: all of them.
         NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED;
-            IQ4_CODES: codes of plugins/iq4.py. SIX_BITS: weight is in layout split.
+            IQ4_CODES: codes of plugins/iq4.py. SIX_BITS: weight is in layout split. E2M1_POWERS,
+            E2M1_UNITS: E2M1, and how bytes are scales.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
         E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
@@ -208,7 +250,7 @@ def product(
                 if PARTS > 1:
                     is_of_group = (k >= group) & (k < group + GROUP)
                     x_part = tl.where(is_of_group[None, :], x_tile, tl.zeros_like(x_tile))
-                scales = group_scales(weight_scale, column, group, DEPTH, GROUP, TILES)
+                scales = group_scales(weight_scale, column, group, DEPTH, GROUP, TILES, NIBBLES)
                 if WEIGHTS_FIRST:
                     part = tl.dot(tile, x_part.T, input_precision="ieee")
                 else:
@@ -284,6 +326,8 @@ def weight_tile(
     if NIBBLES and NIBBLES != SIX_BITS:
         if NIBBLES == IQ4_CODES:
             even, odd = iq4_numbers(tile, OPERAND)
+        elif NIBBLES >= E2M1_POWERS:
+            even, odd = e2m1_numbers(tile, OPERAND)
         else:
             even, odd = nibbles(tile, SIGNED, OPERAND)
         tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
@@ -375,11 +419,40 @@ def group_values(
 
 @triton.jit
 def group_scales(
-    scales, column, begin, DEPTH: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr
+    scales,
+    column,
+    begin,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    NIBBLES: tl.constexpr,
 ):
-    """The same of scales, in f32; bytes are those of plugins/iq4.py, in their unit."""
+    """The same of scales, in f32; bytes are those of plugins/iq4.py, in their unit, or as NIBBLES
+    says."""
     found = group_values(scales, column, begin, DEPTH, GROUP, TILES)
-    return iq4_scale(found) if scales.dtype.element_ty == tl.uint8 else found
+    if scales.dtype.element_ty == tl.uint8:
+        if NIBBLES == E2M1_POWERS:
+            found = e8m0_scale(found)
+        elif NIBBLES == E2M1_UNITS:
+            found = e4m3_scale(found)
+        else:
+            found = iq4_scale(found)
+    return found
+
+
+@triton.jit
+def e8m0_scale(byte):
+    """The powers of two f32 that exponents are; that of 0 is a subnormal."""
+    bits = tl.maximum(byte.to(tl.int32) << 23, 0x400000)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e4m3_scale(byte):
+    """The scales f32 that bytes of E4M3 are: times 2^-120 where their bits lie in an f32."""
+    code = byte.to(tl.int32)
+    bits = ((code & 128) << 24) | ((code & 127) << 20)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
 
 
 @triton.jit
@@ -494,6 +567,17 @@ def bf16_e2m1(packed, factor):
 
 
 @triton.jit
+def e2m1_numbers(packed, OPERAND: tl.constexpr):
+    """The numbers of E2M1 in the low and the high halves of bytes, in the type OPERAND."""
+    if OPERAND.is_bf16():
+        even, odd = bf16_e2m1_codes(packed)
+    else:
+        even = f32_e2m1(packed & 15).to(OPERAND)
+        odd = f32_e2m1(packed >> 4).to(OPERAND)
+    return even, odd
+
+
+@triton.jit
 def iq4_numbers(packed, OPERAND: tl.constexpr):
     """The numbers of the codes in the low and the high halves of bytes, in the type OPERAND."""
     if OPERAND.is_bf16():
@@ -517,11 +601,22 @@ def iq4_number(code):
 
 @triton.jit
 def bf16_iq4(packed):
-    """Two words of the table have eight bytes, of which `prmt` takes four by four codes; the upper
-    bit of a code says which of the two results is its byte. 0x4300 | n is the bf16 128 + n.
-    """
+    """See `_codes_in_bf16`."""
     return tl.inline_asm_elementwise(
         _BF16_IQ4.value,
+        "=&r,=&r,=&r,=&r,r",
+        [packed],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def bf16_e2m1_codes(packed):
+    """See `_codes_in_bf16`."""
+    return tl.inline_asm_elementwise(
+        _BF16_E2M1.value,
         "=&r,=&r,=&r,=&r,r",
         [packed],
         dtype=(tl.bfloat16, tl.bfloat16),
