@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from trtc.plugins.op import Extent
 from trtc.protos.dtypes import DTypeName
 from trtc.protos.plan import Fill
+from trtc.quant.formats.mxfp4 import GROUP
 
 _DEPTH = {
     "weight": "K",
@@ -43,6 +44,9 @@ _RANDOM_BITS_STD = {
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
 _CODES: Mapping[str, DTypeName] = {"i8": "i8", "i6": "i8", "iq4": "u4"}
 """Elements of random codes that are not those of their type, or of tables."""
+_SCALES = ("weight_scale", "gate_up_scale", "down_scale")
+_E4M3_ONE = 56.0
+"""The bits of 1 in E4M3: scales of E2M1 weights that are not in MXFP4's groups."""
 _BOUNDED = ("cos", "sin", "table")
 _BIASES = ("bias", "gate_up_bias", "down_bias")
 
@@ -63,16 +67,11 @@ def dummy_fill(
         # Uniform in +-a has the standard deviation a / sqrt(3).
         element: DTypeName = _CODES.get(str(weight_dtype), weight_dtype)  # type: ignore[arg-type]
         return Fill(element=element, spread=math.sqrt(3) / gain)
-    if parameter in ("gate_up_scale", "down_scale") and dtype == "u8":
-        # E8M0: the power of two that is nearest to one over the size of a sum.
-        size = _RANDOM_BITS_STD[str(weight_dtype)] * gain
-        return Fill(element="e8m0", center=127.0 - round(math.log2(size)))
-    if parameter in ("weight_scale", "table_scale") and dtype == "u8":
-        return Fill(element="u8")
+    if parameter.endswith("_scale") and dtype == "u8":
+        return _byte_scale(attributes, gain)
     if parameter == "scale_unit":
-        # Of scales whose bytes are 0 to 15, which are about 2^-6.4.
-        return Fill(element="f32", center=2**6.4 / (_RANDOM_BITS_STD["iq4"] * gain))
-    if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
+        return Fill(element="f32", center=_byte_unit(attributes, gain))
+    if parameter in _SCALES:
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
     if parameter == "table" and weight_dtype in _CODES:
         return Fill(element=_CODES[str(weight_dtype)])
@@ -87,3 +86,20 @@ def dummy_fill(
         # As large in all rows, they would make all rows alike, and routers choose the same experts.
         return Fill(element=dtype, spread=0.01)
     return Fill(element=dtype, center=_CONSTANTS.get(parameter, 1.0))
+
+
+def _byte_scale(attributes: Mapping[str, int | float | str], gain: float) -> Fill:
+    """Of scales that are bytes: those of iq4 are random."""
+    if attributes["weight_dtype"] != "f4e2m1":
+        return Fill(element="u8")
+    if attributes["group_size"] != GROUP:
+        return Fill(element="e8m0", center=_E4M3_ONE)
+    # E8M0: the power of two that is nearest to one over the size of a sum.
+    return Fill(element="e8m0", center=127.0 - round(math.log2(_RANDOM_BITS_STD["f4e2m1"] * gain)))
+
+
+def _byte_unit(attributes: Mapping[str, int | float | str], gain: float) -> float:
+    if attributes["weight_dtype"] == "f4e2m1":
+        return 1 / (_RANDOM_BITS_STD["f4e2m1"] * gain)
+    # Of scales whose bytes are 0 to 15, which are about 2^-6.4.
+    return 2**6.4 / (_RANDOM_BITS_STD["iq4"] * gain)

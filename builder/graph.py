@@ -63,6 +63,7 @@ from trtc.builder.weights import (
 )
 from trtc.plugins.iq4 import VALUES
 from trtc.plugins.moe.op import MOE
+from trtc.plugins.products import E8M0_BIAS
 from trtc.plugins.rounding import cast
 from trtc.plugins.six_bits import LEAST, MOST
 from trtc.protos.errors import UnsupportedError
@@ -979,11 +980,15 @@ class _SourceGraph:
         if weights.scale is None:
             return weight
         scale = self._writer.weight(f"{site}.weight_scale", weights.scale)
+        if weights.format == "mxfp4":
+            scale = self._powers_of_two(f"{site}.weight_scale", scale)
         if weights.format == "f4e2m1":
             assert weights.scale_2 is not None and weights.group_size
             scale_2 = self._writer.weight(f"{site}.weight_scale_2", weights.scale_2)
+            # TensorRT's pattern has them in the type of activations. By itself a weight is exact.
+            between = "f32" if weights.activation is None else self._dtype
             return self._dequantize_blocks(
-                f"{site}.weight", weight, scale, scale_2, weights.group_size
+                f"{site}.weight", weight, scale, scale_2, weights.group_size, between
             )
         if weights.format == "iq4":
             weight = self._iq4_values(f"{site}.weight", weight)
@@ -1017,6 +1022,17 @@ class _SourceGraph:
         return self._writer.node(
             "Gather", f"{site}_values", [table, indices], "i8", codes.shape, axis=0
         )
+
+    def _powers_of_two(self, site: str, exponents: Value) -> Value:
+        """The numbers f32 that E8M0 stands for."""
+        shape = exponents.shape
+        bias, two = (
+            self._writer.constant(f"e8m0_{name}", np.asarray(number, np.float32), "f32")
+            for name, number in (("bias", E8M0_BIAS), ("base", 2))
+        )
+        wide = self._cast(f"{site}_exponents", exponents, "f32")
+        power = self._writer.node("Sub", f"{site}_unbiased", [wide, bias], "f32", shape)
+        return self._writer.node("Pow", f"{site}_powers", [two, power], "f32", shape)
 
     def _within_six_bits(self, site: str, codes: Value) -> Value:
         """The codes i8, of which this says that they have 6 bits."""
@@ -1085,20 +1101,20 @@ class _SourceGraph:
             block_size=size,
             scale_type=onnx_type("f8e4m3"),
         )
-        return self._dequantize_blocks(site, codes, scales, scale, size)
+        return self._dequantize_blocks(site, codes, scales, scale, size, self._dtype)
 
     def _dequantize_blocks(
-        self, site: str, codes: Value, scales: Value, scale_2: Value, size: int
+        self, site: str, codes: Value, scales: Value, scale_2: Value, size: int, between: str
     ) -> Value:
-        """E2M1 codes by E4M3 scales of blocks, which `scale_2` scales in turn."""
+        """E2M1 codes by E4M3 scales of blocks, which scale_2 scales in turn, in type `between`."""
         attributes: dict[str, Attribute] = {"output_dtype": onnx_type(self._dtype)}
         wide = self._writer.node(
             "DequantizeLinear",
             f"{site}_scale_dq",
             [scales, scale_2],
-            self._dtype,
+            between,
             scales.shape,
-            attributes=attributes,
+            attributes={"output_dtype": onnx_type(between)},
         )
         return self._writer.node(
             "DequantizeLinear",

@@ -46,7 +46,7 @@ _VERDICTS = (
 )
 _COMPARED = ("Divergence (KL)", "Same first choice")
 """Figures that need the unquantised model."""
-_ROUNDED_ON_CPUS = ("int4", "int6", "w4a8", "fp8", "mixed")
+_ROUNDED_ON_CPUS = ("int4", "int6", "w4a8", "fp8", "nvfp4", "mxfp4_weights", "mixed")
 """How the names of schemes begin whose activations the CPU target rounds."""
 _TABLES = {
     "i8": "int8, a scale for each group of 128",

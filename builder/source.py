@@ -22,7 +22,7 @@ from trtc.builder.spec import DecoderSpec
 from trtc.builder.tables import has_tied_embeddings, table_formats
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.kv import KvDType
-from trtc.quant.formats.nvfp4 import without_fp4
+from trtc.quant.formats.fp4 import with_fp4_activations, without_fp4
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import FormatRecipe, read_recipe
 from trtc.quant.scheme import (
@@ -65,14 +65,14 @@ class ModelSource:
 
     def for_target(self, *, rounds_rows: bool, multiplies_fp4: bool) -> "ModelSource":
         """As a target builds it: one that does not quantise activations by row leaves those of a
-        checkpoint that came so in bf16, and one without FP4 arithmetic those of NVFP4."""
+        checkpoint that came so in bf16, and one without FP4 arithmetic those of NVFP4. One with
+        it has no other products of E2M1 weights."""
         found = self.quantization
         if found is None or found.source == DUMMY:
             return self
         if not rounds_rows:
             found = without_dynamic_activations(found)
-        if not multiplies_fp4:
-            found = without_fp4(found)
+        found = with_fp4_activations(found) if multiplies_fp4 else without_fp4(found)
         return dataclasses.replace(self, quantization=found, scheme=found.scheme)
 
     def release(self) -> None:

@@ -55,6 +55,33 @@ class ZeroPerRow:
 
 
 @dataclass(frozen=True)
+class UnitPerRow:
+    """A scale () of E4M3 scales as [rows]."""
+
+    rows: int
+
+    def __call__(self, unit: Array) -> Array:
+        return np.full(self.rows, unit.astype(np.float32), np.float32)
+
+
+@dataclass(frozen=True)
+class E4m3Bits:
+    """E4M3 scales as bytes.
+
+    Raises:
+        CheckpointError: one is NaN, which kernels would take for 480.
+    """
+
+    def __call__(self, scale: Array) -> Array:
+        bits: Array = scale.view(np.uint8)
+        if bool(np.any(bits & 0x7F == 0x7F)):
+            raise CheckpointError(
+                "a group's scale is NaN", remedy="Download or export the checkpoint again"
+            )
+        return bits
+
+
+@dataclass(frozen=True)
 class RequantizeToE4M3:
     """Grouped 4-bit weights -> the E4M3 weights that QuantizeLinear makes of their real values.
 

@@ -33,6 +33,7 @@ from trtc.builder.spec import (
 )
 from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.iq4 import values_of
+from trtc.plugins.products import e8m0_values
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -192,36 +193,42 @@ def absorbed_weights(
 
 def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
     """[N, K] f32. Scales of activations are left out: the product takes them as they are."""
-    known = ("weight", "weight_scale", "weight_zero", "column_order", "pre_quant_scale")
+    scales = ("weight_scale", "weight_zero", "weight_scale_2")
+    known = ("weight", *scales, "column_order", "pre_quant_scale")
     names = tuple(name for name in known if name in quantized.tensors)
-    if quantized.weight in ("f4e2m1", "i4_f8"):
+    if quantized.weight == "i4_f8":
         raise UnsupportedError(
             "is quantised in the checkpoint, in a format that trtc does not dequantise",
             field=linear.name,
             remedy="Quantise again without kv_b_proj",
         )
     tensors = tuple(source_recipe(quantized.tensors[name]) for name in names)
-    dequantize = _Dequantize(names, quantized.weight == "iq4", quantized.hadamard)
+    dequantize = _Dequantize(names, quantized.weight, quantized.hadamard)
     return Apply(dequantize, tensors)
 
 
 @dataclass(frozen=True)
 class _Dequantize:
-    """scale * (weight - zero) * pre_quant_scale, in f32, with each column at its input channel."""
+    """scale_2 * scale * (weight - zero) * pre_quant_scale, in f32, with each column at its input
+    channel."""
 
     names: tuple[str, ...]
     """Of the tensors that it is given, as QuantizedLinear has them."""
-    is_iq4: bool = False
+    format: WeightFormat
     hadamard: int = 0
     """As QuantizedLinear's."""
 
     def __call__(self, *tensors: Array) -> Array:
         named = dict(zip(self.names, tensors, strict=True))
         codes = named["weight"]
-        weight = (values_of(codes) if self.is_iq4 else codes).astype(np.float32)
+        weight = (values_of(codes) if self.format == "iq4" else codes).astype(np.float32)
         if "weight_zero" in named:
             weight = weight - _by_column(named["weight_zero"], weight)
-        weight = weight * _by_column(named["weight_scale"], weight)
+        scale = named["weight_scale"]
+        scale = e8m0_values(scale) if self.format == "mxfp4" else scale
+        weight = weight * _by_column(scale, weight)
+        if "weight_scale_2" in named:
+            weight = weight * named["weight_scale_2"].astype(np.float32)
         weight = hadamard_product(weight, self.hadamard)
         if "column_order" in named:
             weight = weight[:, np.argsort(named["column_order"])]

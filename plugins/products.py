@@ -10,6 +10,9 @@ from trtc.plugins.rounding import NUMPY_DTYPES
 
 Array = NDArray[Any]
 
+E8M0_BIAS = 127
+"""Of E8M0, whose numbers are 2^(code - E8M0_BIAS)."""
+
 
 def scaled_product(
     x: Array,
@@ -61,7 +64,7 @@ def scales_in_units(scale: Array, unit: Array, weight_dtype: str) -> NDArray[np.
 
 def e8m0_values(scale: Array) -> NDArray[np.float32]:
     """2^(scale - 127) of u8 exponents that are not NaN, 255."""
-    return np.ldexp(np.float32(1), scale.astype(np.int32) - 127)
+    return np.ldexp(np.float32(1), scale.astype(np.int32) - E8M0_BIAS)
 
 
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -142,6 +142,8 @@ SCHEMES: dict[str, Scheme] = {
         # target cannot: multiplying with the bf16 activation itself is exact where they round.
         Scheme("fp8_weights", "bf16", "f8e4m3", "bf16"),
         Scheme("int8_weights", "bf16", "i8", "bf16"),
+        Scheme("nvfp4_weights", "bf16", "f4e2m1", "bf16", 16),
+        Scheme("mxfp4_weights", "bf16", "mxfp4", "bf16", 32),
         # Of routed experts only; all else is bf16.
         Scheme("mxfp4", "bf16", "mxfp4", "bf16", 32),
     )
@@ -241,7 +243,7 @@ DYNAMIC_NOTE = (
     "activations that the checkpoint would round anew for every token stay bf16, which is more "
     "exact"
 )
-_WEIGHT_BITS: Mapping[str, int] = {"i4": 4, "iq4": 4, "mxfp4": 4, "i6": 6}
+_WEIGHT_BITS: Mapping[str, int] = {"i4": 4, "iq4": 4, "mxfp4": 4, "f4e2m1": 4, "i6": 6}
 """Of formats narrower than 8 bits that linears of one checkpoint may have beside others."""
 _WEIGHTS_ONLY = {"f8e4m3": "fp8_weights", "i8": "int8_weights"}
 

@@ -86,7 +86,7 @@ def dummy_checkpoint(
     }
     if scheme.weight in ("f32", "bf16") and scheme_of is None:
         return DummyReader(tensors), None
-    if scheme.weight == "mxfp4":
+    if scheme.name == "mxfp4":
         return _dummy_experts(spec, scheme, tensors)
     keeps_pre_scale = _keep_pre_scale(spec, scheme)
     linears: dict[str, QuantizedLinear] = {}
@@ -141,7 +141,7 @@ def _dummy_experts(
 
 def _mxfp4(name: str, shape: Shape) -> Array:
     """Random codes, and scales that are alike."""
-    if name.endswith(SCALES):
+    if name.endswith((SCALES, ".weight_scale")):
         return np.full(shape, _EXPONENT, np.uint8)
     return np.random.default_rng(zlib.crc32(name.encode())).integers(0, 256, shape, np.uint8)
 
@@ -164,7 +164,7 @@ def _canonical(
 ) -> dict[str, tuple[str, Shape]]:
     """The tensors of quant/scheme.py's QuantizedLinear."""
     columns = linear.in_features
-    weight = {"i4_f8": "i4", "iq4": "u4"}.get(scheme.weight, scheme.weight)
+    weight = {"i4_f8": "i4", "iq4": "u4", "mxfp4": "f4e2m1"}.get(scheme.weight, scheme.weight)
     per_tensor = scheme.weight == "f8e4m3" and not scheme.dynamic
     groups = columns // scheme.group_size if scheme.group_size else 1
     tensors: dict[str, tuple[str, Shape]] = {
@@ -173,6 +173,8 @@ def _canonical(
     }
     if scheme.weight == "f4e2m1":
         tensors["weight_scale"] = ("f8e4m3", (rows, groups))
+    if scheme.weight == "mxfp4":
+        tensors["weight_scale"] = ("u8", (rows, groups))
     if scheme.weight in ("i4_f8", "f4e2m1"):
         tensors["weight_scale_2"] = ("f32", ())
     if scheme.activation in ("f8e4m3", "f4e2m1", "i8") and not scheme.dynamic:

@@ -13,7 +13,7 @@ def byte_scales(rewriter: Rewriter) -> bool:
         linear(x, w iq4, s [N, G] f32)    -> linear(x, w, u8 [N, G], scale_unit [N])
         embedding(ids, t u4, s [V, G] f32) -> embedding(ids, t, u8 [V, G], scale_unit [V])
 
-    No value changes. Experts' scales stay f32.
+    No value changes. Experts' scales stay f32; those of E2M1 linears are bytes already.
     """
     linears = [
         (node, "weight_scale")

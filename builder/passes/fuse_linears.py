@@ -33,7 +33,7 @@ def fuse_linears(rewriter: Rewriter) -> bool:
 
 def _is_plain(linear: Node) -> bool:
     return (
-        linear.attrs["weight_dtype"] in ("i4", "u4", "iq4")
+        linear.attrs["weight_dtype"] in ("i4", "u4", "iq4", "f4e2m1")
         and dtype_of(linear.inputs[0]) == "bf16"
         and all(linear.attrs[name] == value for name, value in _PLAIN.items())
         and all(input_of(linear, name) is None for name in _ABSENT)

@@ -15,13 +15,14 @@ from trtc.builder.passes.matching import (
 )
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Cast
-from trtc.builder.transforms import ScalePerRow, ZeroPerRow
+from trtc.builder.transforms import E4m3Bits, ScalePerRow, UnitPerRow, ZeroPerRow
 from trtc.plugins.iq4 import VALUES
+from trtc.plugins.products import E8M0_BIAS
 from trtc.plugins.six_bits import LEAST, MOST
 
 _LEGAL = {
     "f32": ("f32",),
-    "bf16": ("bf16", "f8e4m3", "i8", "i6", "i4", "u4", "iq4"),
+    "bf16": ("bf16", "f8e4m3", "f4e2m1", "i8", "i6", "i4", "u4", "iq4"),
     "f8e4m3": ("f8e4m3",),
     "i8": ("i8",),
 }
@@ -52,6 +53,8 @@ class _Weight:
     group_size: int = 0
     codes: str = ""
     """What the initialiser's codes are where its type does not say it: iq4 or i6."""
+    unit: Tensor | None = None
+    """What scales of groups that are E4M3 are multiplied with."""
 
     @property
     def dtype(self) -> str:
@@ -75,6 +78,9 @@ def lower_linears(rewriter: Rewriter) -> bool:
            tensor, a row or a group of K; scales become weight_scale [N, G] f32
            the same of Gather(VALUES of plugins/iq4.py, Cast(initialiser u4)), in groups of K
         the same of Clip(initialiser i8, LEAST, MOST of plugins/six_bits.py), in groups of K
+        the same of an initialiser f4e2m1 by scales of groups of K that are bytes, weight_scale
+           [N, G] u8: Pow(2, Cast(scale u8) - 127), or DequantizeLinear(scale f8e4m3, unit), of
+           which the unit becomes scale_unit [N]
         both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
         a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
            with one scale -> trtc.quantize, whose output the linear reads, and input_scale
@@ -124,6 +130,7 @@ def _match_weight(rewriter: Rewriter, tensor: Tensor) -> _Weight | None:
         return None
     weight, scale, *rest = dequantize.inputs
     weight, codes = _match_codes(rewriter, weight)
+    scale, unit = _match_bytes(rewriter, scale) if dtype_of(weight) == "f4e2m1" else (scale, None)
     if not all(is_weight(item) for item in (weight, scale, *rest)):
         return None
     axis = dequantize.attrs.get("axis", 1)
@@ -134,7 +141,28 @@ def _match_weight(rewriter: Rewriter, tensor: Tensor) -> _Weight | None:
     if not (is_grouped or (not codes and (is_per_tensor or is_per_row))):
         return None
     zero = rest[0] if rest else None
-    return _Weight(weight, scale, zero, group_size if is_grouped else 0, codes)
+    return _Weight(weight, scale, zero, group_size if is_grouped else 0, codes, unit)
+
+
+def _match_bytes(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """E4M3 scales of groups and their unit, or exponents; the tensor itself, if it is neither."""
+    dequantize = producer(tensor, "DequantizeLinear")
+    if dequantize is None:
+        return _match_exponents(rewriter, tensor) or tensor, None
+    scale, unit, *zero = dequantize.inputs
+    is_ours = dtype_of(scale) == "f8e4m3" and len(unit.shape) == 0 and is_weight(unit) and not zero
+    return (scale, unit) if is_ours and dtype_of(tensor) == "f32" else (tensor, None)
+
+
+def _match_exponents(rewriter: Rewriter, tensor: Tensor) -> Tensor | None:
+    """The E8M0 numbers, u8, of Pow(2, Cast(numbers) - 127); None: it is something else."""
+    power = producer(tensor, "Pow")
+    subtract = producer(power.inputs[1], "Sub") if power is not None else None
+    cast = producer(subtract.inputs[0], "Cast") if subtract is not None else None
+    if power is None or subtract is None or cast is None or dtype_of(cast.inputs[0]) != "u8":
+        return None
+    constants = (rewriter.scalar(power.inputs[0]), rewriter.scalar(subtract.inputs[1]))
+    return cast.inputs[0] if constants == (2, E8M0_BIAS) else None
 
 
 def _match_codes(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, str]:
@@ -241,17 +269,19 @@ def _lower(rewriter: Rewriter, matmul: Node, given: _Input, weight: _Weight) -> 
     epilogue = _match_epilogue(rewriter, matmul, num_columns)
     output = epilogue.last.outputs[0]
     x, row_scale = _quantized(rewriter, site, given)
+    scale, unit = _scales(rewriter, weight, num_columns)
     rewriter.fused(
         "linear",
         site,
         inputs={
             "x": x,
             "weight": weight.weight,
-            "weight_scale": _per_row(rewriter, weight.scale, num_columns, "f32"),
+            "weight_scale": scale,
             "weight_zero": _per_row(rewriter, weight.zero, num_columns, "u8"),
             "input_scale": given.input_scale,
             "bias": epilogue.bias,
             "row_scale": row_scale,
+            "scale_unit": unit,
         },
         outputs={"out": output},
         attributes={
@@ -297,6 +327,19 @@ def _per_row(rewriter: Rewriter, tensor: Tensor | None, rows: int, dtype: str) -
     groups = tensor.shape[1] if len(tensor.shape) == 2 else 1
     transform = ScalePerRow(rows) if dtype == "f32" else ZeroPerRow(rows)
     return rewriter.derived(f"{tensor.name}.rows", transform, (tensor,), dtype, (rows, groups))
+
+
+def _scales(rewriter: Rewriter, weight: _Weight, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    """[N, G] f32 or bytes, and the unit [N] of bytes."""
+    scale, unit = weight.scale, weight.unit
+    if scale is None or (unit is None and dtype_of(scale) != "u8"):
+        return _per_row(rewriter, scale, rows, "f32"), None
+    if unit is None:
+        return scale, None
+    shape = tuple(scale.shape)
+    bits = rewriter.derived(f"{scale.name}.bits", E4m3Bits(), (scale,), "u8", shape)
+    units = rewriter.derived(f"{unit.name}.rows", UnitPerRow(rows), (unit,), "f32", (rows,))
+    return bits, units
 
 
 LOWER_LINEARS = Rewrite(

@@ -12,7 +12,7 @@ from trtc.builder.passes.shard_rules import Part, parts_to_be
 from trtc.builder.recipes import Concat
 from trtc.protos.dtypes import DTYPES
 
-_ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")
+_ROWWISE = ("weight", "weight_scale", "weight_zero", "scale_unit", "bias")
 """Inputs with a row an output column."""
 
 

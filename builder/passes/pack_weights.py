@@ -20,8 +20,8 @@ def pack_weights(rewriter: Rewriter) -> bool:
         embedding(ids, an i8, i6 or iq4 weight of such a linear)
                                                               -> embedding(ids, u8 [bytes]; ...)
         embedding(ids, an i6 table of its own)                -> embedding(ids, u8 [bytes]; packed)
-    Scales and zero points of groups go with their panels; E8M0 scales become f32, in which kernels
-    multiply sums.
+    Scales and zero points of groups go with their panels; E8M0 scales of experts become f32, in
+    which kernels multiply sums.
 
     Other embedding tables stay row-major for the lookup, those too that are the lm_head as well.
     """
@@ -82,7 +82,8 @@ def _pack_columns(rewriter: Rewriter, node: Node, name: str) -> None:
     if values is None or values.shape[-1] == 1:  # one a column lies the same either way
         return
     dtype, shape = dtype_of(values), tuple(values.shape)
-    if name.endswith("_scale") and node.attrs.get("weight_dtype") == "f4e2m1":
+    is_e8m0 = dtype == "u8" and name.endswith("_scale")
+    if is_e8m0 and node.op == "moe" and node.attrs["weight_dtype"] == "f4e2m1":
         dtype = "f32"
         values = rewriter.derived(f"{values.name}.f32", E8m0Values(), (values,), dtype, shape)
     packed = rewriter.derived(f"{values.name}.packed", PackColumns(), (values,), dtype, shape)

@@ -8,8 +8,8 @@ from trtc.builder.passes.rewriter import Rewriter
 def select_cpu_activation(rewriter: Rewriter) -> bool:
     """Multiply integer weights with int8 activations, scaled by row and group of input channels.
 
-    Rules, for i6, i4, u4 and iq4 weights, and i8 ones in groups, whose activations are bf16 and not
-    quantised already:
+    Rules, for i6, i4, u4 and iq4 weights, i8 ones in groups, and f4e2m1 ones of linears, whose
+    activations are bf16 and not quantised already:
         linear -> linear; activation=dynamic_i8
         moe    -> moe; act_quant=dynamic_i8
 
@@ -20,8 +20,10 @@ def select_cpu_activation(rewriter: Rewriter) -> bool:
     for op, attribute in (("linear", "activation"), ("moe", "act_quant")):
         for node in rewriter.fused_nodes(op):
             dtype = node.attrs["weight_dtype"]
-            is_narrow = dtype in ("i6", "i4", "u4", "iq4") or (
-                dtype == "i8" and node.attrs["group_size"] > 0
+            is_narrow = (
+                dtype in ("i6", "i4", "u4", "iq4")
+                or (dtype == "i8" and node.attrs["group_size"] > 0)
+                or (dtype == "f4e2m1" and op == "linear")
             )
             is_exact = node.attrs[attribute] in ("exact", "none")
             if is_narrow and is_exact and dtype_of(node.inputs[0]) == "bf16":

@@ -156,7 +156,7 @@ class _Walk:
             self._parted[out.name] = parts
 
     def _linear_by_columns(self, node: Node, parts: Parts) -> None:
-        for name in ("weight", "weight_scale", "weight_zero", "bias"):
+        for name in ("weight", "weight_scale", "weight_zero", "scale_unit", "bias"):
             self._cut(node, name, 0, parts)
         node.attrs["N"] = sum(self._share_of(part, node.name) for part in parts)
 

@@ -9,18 +9,21 @@ from trtc.plugins.tiles import CHANNELS, fits
 
 _WORD = 4
 """Bytes."""
+_TILED = ("i4", "u4", "iq4")
+"""Weight types; of linears E2M1 too."""
 
 
 def tile_weights(rewriter: Rewriter) -> bool:
     """Reorder row-major 4-bit weights, with their scales and zero points; see plugins/tiles.py.
 
     Rules, where all weights of the node fall into whole tiles:
-        linear(x, weight [N, K] i4, u4 or iq4; row_major)  -> linear(x, weight [N, K]; tiles)
+        linear(x, weight [N, K] i4, u4, iq4 or f4e2m1; row_major)
+                                                           -> linear(x, weight [N, K]; tiles)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
         embedding(ids, the same weight)                    -> the same
 
-    Types and shapes stay. E8M0 scales of E2M1 weights stay row-major as these do, and their rows
-    are padded to whole words, in which kernels load them.
+    Types and shapes stay. E2M1 weights of experts and their E8M0 scales stay row-major, and rows of
+    these are padded to whole words, in which kernels load them.
     """
     changed = False
     for op, names in WEIGHTS.items():
@@ -36,14 +39,15 @@ def tile_weights(rewriter: Rewriter) -> bool:
                     _tile(rewriter, node, f"{name}_zero", 1)
                 node.attrs["layout"] = "tiles"
                 changed = True
-            elif node.attrs["weight_dtype"] == "f4e2m1":
+            elif op == "moe" and node.attrs["weight_dtype"] == "f4e2m1":
                 for name in names:
                     changed |= _pad(rewriter, node, f"{name}_scale")
     return changed
 
 
 def _matches(node: Node, names: tuple[str, ...]) -> bool:
-    if node.attrs["weight_dtype"] not in ("i4", "u4", "iq4") or node.attrs["layout"] != "row_major":
+    tiled = (*_TILED, "f4e2m1") if node.op == "linear" else _TILED
+    if node.attrs["weight_dtype"] not in tiled or node.attrs["layout"] != "row_major":
         return False
     shapes = [_given(node, name).shape for name in names]
     return all(fits(shape[-2], shape[-1], node.attrs["group_size"]) for shape in shapes)

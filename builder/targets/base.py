@@ -53,12 +53,12 @@ class Compiled:
 
 
 def refuse_fp4(scheme: Scheme, name: str) -> None:
-    """For targets without E2M1.
+    """For targets without E2M1 activations.
 
     Raises:
-        UnsupportedError: the scheme has it.
+        UnsupportedError: the scheme has them.
     """
-    if "f4e2m1" in (scheme.weight, scheme.activation):
+    if scheme.activation == "f4e2m1":
         raise UnsupportedError(
             f"{name} has no FP4 arithmetic",
             field="--dtype",
@@ -137,8 +137,8 @@ class Target(Protocol):
 
     @property
     def multiplies_fp4(self) -> bool:
-        """Whether it multiplies E2M1 activations, or refuses to. NVFP4 checkpoints keep the weights
-        alone otherwise."""
+        """Whether it multiplies E2M1 activations, or refuses to, and E2M1 weights of linears with
+        no others. Otherwise NVFP4 checkpoints keep the weights alone, and in 4 bits."""
         ...
 
     @property

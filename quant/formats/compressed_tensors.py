@@ -33,6 +33,7 @@ from trtc.plugins.iq4 import GROUPS, scales_of
 from trtc.plugins.six_bits import UNIT
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats import mxfp4, nvfp4
+from trtc.quant.formats.fp4 import is_expert
 from trtc.quant.formats.group_order import order_of_groups
 from trtc.quant.formats.listed import ALL_LINEARS, ListedModules
 from trtc.quant.formats.stored import (
@@ -74,8 +75,6 @@ _FP4: Mapping[str, tuple[WeightFormat, str, int]] = {
 _INTEGERS: Mapping[int, WeightFormat] = {4: "i4", 6: "i6", 8: "i8"}
 """By width."""
 _SIX_BIT_GROUPS = UNIT
-_AS_INT8: Mapping[str, str] = {"mxfp4": mxfp4.AS_INT8, "f4e2m1": nvfp4.WEIGHTS_ONLY}
-"""Notes of formats whose linears are stored as int8."""
 _MAX_GROUPS = 64
 _ROTATED = "int8_hadamard"
 """The scheme of linears whose activations are rotated."""
@@ -137,16 +136,13 @@ def read_compressed_tensors(
         group = _group_of(prefix, groups)
         linear = _linear(stored, prefix, group.weights, group.activations)
         linears[prefix] = _rotated(prefix, linear, rotations.block_of(prefix))
-        schemes[_scheme(group, linear.weight, linears[prefix].hadamard)] = None
-        note = _AS_INT8.get(group.weights.weight)
-        if note and linear.weight != group.weights.weight and note not in notes:
-            notes.append(note)
+        schemes[_scheme(group, prefix, linears[prefix].hadamard)] = None
     for prefix in stored.prefixes("weight"):
         if prefix not in linears and ignored.names(prefix) and rotations.block_of(prefix):
             raise unsupported(TRANSFORMS, prefix, "rotations of quantised linears alone")
     return CheckpointQuantization(
         source="compressed-tensors",
-        scheme=mixed(list(schemes) or [_scheme(one, one.weights.weight) for one in groups]),
+        scheme=mixed(list(schemes) or [_scheme(one, "") for one in groups]),
         linears=linears,
         kv_scales=stored.kv_scales() if kv_dtype else {},
         kv_dtype=kv_dtype,
@@ -335,8 +331,8 @@ def _over_root(*tensors: Array, function: Callable[..., Array], size: int) -> Ar
     return function(*tensors) * np.float32(size**-0.5)
 
 
-def _scheme(group: _Group, weight: WeightFormat, block: int = 0) -> Scheme:
-    """Of a linear of a group, in the format that its weight has here.
+def _scheme(group: _Group, prefix: str, block: int = 0) -> Scheme:
+    """Of a linear of a group.
 
     Args:
         block: of its rotation.
@@ -353,9 +349,10 @@ def _scheme(group: _Group, weight: WeightFormat, block: int = 0) -> Scheme:
         ("i4", "exact"): "int4_gptq",
         ("i6", "exact"): "int6_g128",
         ("iq4", "exact"): "iq4",
-        ("mxfp4", "exact"): "mxfp4",
+        ("mxfp4", "exact"): "mxfp4" if is_expert(prefix) else "mxfp4_weights",
         ("f4e2m1", "static"): "nvfp4",
-    }[weight, how]
+        ("f4e2m1", "exact"): "nvfp4_weights",
+    }[weights.weight, how]
     group_size = weights.block[1] if weights.block else weights.group_size
     name = _ROTATED if block else name
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False, hadamard=block)

@@ -10,12 +10,8 @@ with all else in bf16, biases called `p_bias`; of a linear [N, K]
 
     p.weight_packed  u8 [N, K/2]          E2M1, likewise
     p.weight_scale   u8 [N, K/32]         E8M0
-
-Linears that are no experts have no kernels for E2M1. Twice a number of E2M1 is an integer of at
-most 12, so they become int8 with half the scale, which is exact.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,24 +21,15 @@ import numpy as np
 
 from trtc.protos.errors import CheckpointError
 from trtc.quant.formats.listed import ListedModules
-from trtc.quant.formats.stored import Array, StoredTensors, num_groups, powers_of_two
-from trtc.quant.pack import doubled_e2m1, unpack_e2m1_pairs
-from trtc.quant.scheme import (
-    SCHEMES,
-    CheckpointQuantization,
-    QuantizedLinear,
-    TensorSource,
-    WeightFormat,
-)
+from trtc.quant.formats.stored import Array, StoredTensors, num_groups
+from trtc.quant.pack import unpack_e2m1_pairs
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
 
 GROUP = 32
 """Weights that share a scale."""
 BLOCKS, SCALES = "_blocks", "_scales"
 _BYTES = GROUP // 2
 _NAN = 255
-_EXPERT = re.compile(r"\.experts\.\d+\.")
-AS_INT8 = "4-bit weights (MXFP4) that are no routed experts are stored as int8, which is exact"
-"""A note of what trtc does with linears."""
 
 
 def read_mxfp4(
@@ -87,24 +74,11 @@ def of_linear(stored: StoredTensors, prefix: str) -> QuantizedLinear:
     rows, pairs = stored.matrix(packed, "U8")
     columns = 2 * pairs
     stored.require(scales, ("U8", "F8_E8M0"), (rows, num_groups(scales, columns, GROUP)))
-    is_expert = _EXPERT.search(prefix) is not None
-    codes, scale = (unpack_e2m1_pairs, _scale) if is_expert else (_doubled, _halved)
     tensors = {
-        "weight": TensorSource((packed,), codes),
-        "weight_scale": TensorSource((scales,), partial(scale, name=scales)),
+        "weight": TensorSource((packed,), unpack_e2m1_pairs),
+        "weight_scale": TensorSource((scales,), partial(_scale, name=scales)),
     }
-    weight: WeightFormat = "mxfp4" if is_expert else "i8"
-    return QuantizedLinear(weight, tensors, GROUP, shape=(rows, columns))
-
-
-def _doubled(packed: Array) -> Array:
-    """[N, K] i8."""
-    return doubled_e2m1(unpack_e2m1_pairs(packed))
-
-
-def _halved(scales: Array, *, name: str) -> Array:
-    """[N, G] f32."""
-    return powers_of_two(_scale(scales, name=name)) * np.float32(0.5)
+    return QuantizedLinear("mxfp4", tensors, GROUP, shape=(rows, columns))
 
 
 def _experts(stored: StoredTensors, prefix: str) -> QuantizedLinear:

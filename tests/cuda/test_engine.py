@@ -261,6 +261,25 @@ def test_an_engine_of_mxfp4_experts_is_its_graph(sm: int, kernel: str, tmp_path:
     assert kernel in result["launched"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "sm", "kernel"),
+    [
+        ("mxfp4_weights", 80, "mixed_input_gemm"),
+        ("nvfp4_weights", 80, "multiply_mixed_input"),
+    ],
+)
+def test_an_engine_of_e2m1_linears_is_its_graph(
+    scheme: str, sm: int, kernel: str, tmp_path: Path
+) -> None:
+    """Rounding to bf16 aside."""
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128}
+    run = functools.partial(run_both, sm=sm, native=True, num_hidden_layers=1, **sizes)
+    result = in_interpreter(run, "llama", scheme, str(tmp_path))
+    assert result["errors"][-1] < 0.03
+    assert kernel in result["launched"]
+
+
 BY_ROW: dict[str, tuple[str, dict[str, Any]]] = {
     "int8_dynamic": ("qwen3_moe", {"num_hidden_layers": 1}),
     "int8_hadamard": (

@@ -24,12 +24,14 @@ from tests.support.quantized import (
     packed_linear,
 )
 from tests.support.rounded_inputs import rotated, rounded_logits
+from trtc.builder.dry_run import dry_run
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.protos.errors import CheckpointError
+from trtc.protos.plan import read_plan
 from trtc.quant.formats.transforms import declared_rotation
 from trtc.runtime.engine.probe import Probe
 
@@ -174,6 +176,10 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
         compressed("nvfp4-pack-quantized", NVFP4, {**NVFP4, "dynamic": "local"}),
         lambda p, n, k, s: nvfp4_linear(p, n, k, seed=s),
     ),
+    "nvfp4_weights": (
+        compressed("nvfp4-pack-quantized", NVFP4),
+        lambda p, n, k, s: nvfp4_linear(p, n, k, seed=s),
+    ),
     "nvfp4_modelopt": (
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
         lambda p, n, k, s: nvfp4_linear(p, n, k, seed=s, modelopt=True),
@@ -291,6 +297,33 @@ def test_engine_computes_with_the_weights(name: str, tmp_path: Path) -> None:
     assert not any("anew for every token" in note for note in result.report.notes)
 
 
+FP4 = ("mxfp4", "nvfp4", "nvfp4_modelopt", "nvfp4_weights")
+
+
+@pytest.mark.parametrize("name", FP4)
+def test_fp4_weights_keep_four_bits(name: str, tmp_path: Path) -> None:
+    quantized, plain = quantized_pair(name, tmp_path)
+    request = BuildRequest(str(quantized), tmp_path / "engine", max_seq_len=64)
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
+    assert result.manifest.scheme.name == ("mxfp4_weights" if name == "mxfp4" else "nvfp4_weights")
+    weights = read_plan(result.path / "plan.json").weights
+    stored = load_file(plain / "model.safetensors")
+    size = sum(one.numel() for key, one in stored.items() if key.endswith("_proj.weight"))
+    assert sum(one.bytes for one in weights if one.layout == "packed_f4e2m1") == size // 2
+    scales = [one for one in weights if "weight_scale" in one.name and one.name.endswith("packed")]
+    assert {one.dtype for one in scales} == {"u8"}
+    assert sum(one.bytes for one in scales) == size // (32 if name == "mxfp4" else 16)
+    # The target makes the lm_head int8.
+    others = sum(one.bytes for one in weights if not one.name.startswith("lm_head"))
+    head = 2 * stored["lm_head.weight"].numel()
+    assert dry_run(request).weights == pytest.approx(others + head, rel=0.05)
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = expected_logits(name, plain, ids.tolist())
+    error = float(np.square(found - expected).sum() / np.square(expected).sum())
+    assert error < 4e-3, f"{error:.2e} of the logits' power"
+
+
 def most_error(name: str) -> float:
     """Share of the logits' power. In bf16 numbers that lie between two codes go to either."""
     return 4e-2 if name in ROUNDED else 2e-3
@@ -353,6 +386,8 @@ EXPERTS = r".*\.experts\.\d+\..*_proj"
         ("gptq_act_order", r".*_proj(_with_mqa)?"),
         ("packed_in_groups", EXPERTS),
         ("mxfp4", EXPERTS),
+        ("mxfp4", r".*_proj(_with_mqa)?"),
+        ("nvfp4", r".*_proj(_with_mqa)?"),
     ],
 )
 def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.quantized import (
     packed_linear,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
-from trtc.quant.formats.nvfp4 import without_fp4
+from trtc.quant.formats.fp4 import with_fp4_activations, without_fp4
 from trtc.quant.prequantized import read_quantization
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -119,22 +119,32 @@ MXFP4 = packed(type="float", group_size=32) | {"format": "mxfp4-pack-quantized"}
 MXFP4_EXPERT = "model.layers.0.mlp.experts.3.up_proj"
 
 
-def test_mxfp4_linears_are_int8_and_experts_as_they_are() -> None:
+def test_mxfp4_linears_and_experts_are_kept_as_they_are() -> None:
     q, exact_q = mxfp4_linear(Q, 24, 64)
     up, exact_up = mxfp4_linear(MXFP4_EXPERT, 24, 64, seed=1)
     tensors = {**q, **up}
     found = read(MXFP4, tensors)
+    for prefix, exact in ((Q, exact_q), (MXFP4_EXPERT, exact_up)):
+        assert (found.linears[prefix].weight, found.linears[prefix].group_size) == ("mxfp4", 32)
+        np.testing.assert_array_equal(dequantized(found, prefix, tensors), exact)
+    assert found.scheme.name == "mixed" and without_fp4(found) is found and not found.notes
+    assert read(MXFP4, q).scheme.name == "mxfp4_weights"
+    assert read(MXFP4, up).scheme.name == "mxfp4"
+
+
+def test_mxfp4_linears_are_int8_where_e2m1_is_multiplied_by_e2m1() -> None:
+    q, exact_q = mxfp4_linear(Q, 24, 64)
+    up, _ = mxfp4_linear(MXFP4_EXPERT, 24, 64, seed=1)
+    tensors = {**q, **up}
+    found = with_fp4_activations(read(MXFP4, tensors))
     np.testing.assert_array_equal(dequantized(found, Q, tensors), exact_q)
-    kept = canonical(found.linears[MXFP4_EXPERT], tensors)
-    scale = 2.0 ** (kept["weight_scale"].astype(float) - 127)
-    np.testing.assert_array_equal(kept["weight"].astype(float) * scale.repeat(32, 1), exact_up)
     formats = [
         (found.linears[one].weight, found.linears[one].group_size) for one in (Q, MXFP4_EXPERT)
     ]
     assert formats == [("i8", 32), ("mxfp4", 32)]
     assert found.scheme.name == "mixed" and "stored as int8" in found.notes[0]
-    assert read(MXFP4, q).scheme.name == "int8_weights"
-    assert read(MXFP4, up).scheme.name == "mxfp4" and not read(MXFP4, up).notes
+    alone = with_fp4_activations(read(MXFP4, q))
+    assert (alone.scheme.name, alone.scheme.group_size) == ("int8_weights", 32)
 
 
 @pytest.mark.parametrize("prefix", [Q, MXFP4_EXPERT])
@@ -162,26 +172,42 @@ def nvfp4_with_inputs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("modelopt", [False, True])
-def test_nvfp4_as_int8_where_there_is_no_fp4_arithmetic(modelopt: bool) -> None:
+def test_nvfp4_keeps_its_weights_where_there_is_no_fp4_arithmetic(modelopt: bool) -> None:
     tensors, exact = nvfp4_linear(Q, 24, 64, modelopt=modelopt)
     found = read(NVFP4_MODELOPT if modelopt else nvfp4_with_inputs(), tensors)
     assert (found.scheme.name, found.scheme.group_size) == ("nvfp4", 16)
-    kept = canonical(found.linears[Q], tensors)
-    scale = kept["weight_scale"].astype(float) * float(kept["weight_scale_2"])
-    np.testing.assert_allclose(kept["weight"].astype(float) * scale.repeat(16, 1), exact, rtol=1e-6)
-    assert float(kept["input_scale"]) == pytest.approx(0.01)
+    np.testing.assert_allclose(dequantized(found, Q, tensors), exact, rtol=1e-6)
+    assert float(canonical(found.linears[Q], tensors)["input_scale"]) == pytest.approx(0.01)
+    assert with_fp4_activations(found) is found
     narrow = without_fp4(found)
     np.testing.assert_allclose(dequantized(narrow, Q, tensors), exact, rtol=1e-6)
-    assert (narrow.scheme.name, narrow.scheme.group_size) == ("int8_weights", 16)
-    assert set(narrow.linears[Q].tensors) == {"weight", "weight_scale"}
+    assert (narrow.scheme.name, narrow.scheme.group_size) == ("nvfp4_weights", 16)
+    assert narrow.scheme.activation == "bf16"
+    assert set(narrow.linears[Q].tensors) == {"weight", "weight_scale", "weight_scale_2"}
     assert "no FP4 arithmetic" in narrow.notes[0]
 
 
-def test_nvfp4_without_activations_is_int8_everywhere() -> None:
+def test_nvfp4_experts_are_int8_where_there_is_no_fp4_arithmetic() -> None:
+    q, exact_q = nvfp4_linear(Q, 24, 64)
+    up, exact_up = nvfp4_linear(MXFP4_EXPERT, 24, 64, seed=1)
+    tensors = {**q, **up}
+    found = without_fp4(read(nvfp4_with_inputs(), tensors))
+    np.testing.assert_allclose(dequantized(found, Q, tensors), exact_q, rtol=1e-6)
+    np.testing.assert_allclose(dequantized(found, MXFP4_EXPERT, tensors), exact_up, rtol=1e-6)
+    assert set(found.linears[MXFP4_EXPERT].tensors) == {"weight", "weight_scale"}
+    assert (found.scheme.name, found.scheme.weight) == ("mixed", "f4e2m1")
+    assert [note.split()[0] for note in found.notes] == ["the", "NVFP4"]
+
+
+def test_nvfp4_without_activations_is_int8_where_e2m1_is_multiplied_by_e2m1() -> None:
     tensors, exact = nvfp4_linear(Q, 24, 64)
-    found = check(NVFP4_PACKED, tensors, Q, exact)
-    assert found.scheme.name == "int8_weights" and without_fp4(found) is found
-    assert "activations are not NVFP4" in found.notes[0]
+    found = read(NVFP4_PACKED, tensors)
+    np.testing.assert_allclose(dequantized(found, Q, tensors), exact, rtol=1e-6)
+    assert found.scheme.name == "nvfp4_weights" and without_fp4(found) is found
+    wide = with_fp4_activations(found)
+    np.testing.assert_allclose(dequantized(wide, Q, tensors), exact, rtol=1e-6)
+    assert (wide.scheme.name, wide.scheme.group_size) == ("int8_weights", 16)
+    assert "stored as int8" in wide.notes[0]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])

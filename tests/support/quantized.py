@@ -53,18 +53,21 @@ def dequantized(
     quantization: CheckpointQuantization, prefix: str, tensors: Mapping[str, Array]
 ) -> NDArray[np.float64]:
     """weight_scale * (weight - weight_zero) of a linear, in float64, as the contract says it; E4M3
-    scales are in units of weight_scale_2. What is to multiply a rotated input is rotated back."""
+    scales are in units of weight_scale_2, and E8M0 ones exponents. What is to multiply a rotated
+    input is rotated back."""
     linear = quantization.linears[prefix]
     found = canonical(linear, tensors)
     codes = found["weight"]
     weight = (values_of(codes) if linear.weight == "iq4" else codes).astype(np.float64)
     scale = found["weight_scale"].astype(np.float64)
     zero = found["weight_zero"].astype(np.float64) if linear.has_zero_point else np.zeros((1, 1))
-    is_nvfp4 = linear.weight == "f4e2m1"
-    scale_type = ml_dtypes.float8_e4m3fn if is_nvfp4 else np.float32
-    assert scale.ndim == 2 and found["weight_scale"].dtype == scale_type
-    if is_nvfp4:
+    scale_types = {"f4e2m1": ml_dtypes.float8_e4m3fn, "mxfp4": np.uint8}
+    assert scale.ndim == 2
+    assert found["weight_scale"].dtype == scale_types.get(linear.weight, np.float32)
+    if linear.weight == "f4e2m1":
         scale = scale * float(found["weight_scale_2"])
+    if linear.weight == "mxfp4":
+        scale = 2.0 ** (scale - 127)
     size = linear.group_size or weight.shape[1]
     if scale.shape[1] > 1:
         assert scale.shape == (weight.shape[0], weight.shape[1] // size)

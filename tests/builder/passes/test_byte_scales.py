@@ -40,8 +40,9 @@ def test_scales_of_linears_become_bytes_and_no_logit_changes(kind: Tiny) -> None
         np.testing.assert_array_equal(logits(stored, reader), logits(old, reader))
 
 
-def test_other_weights_keep_their_scales() -> None:
-    old, _ = run_passes(tiny(Tiny("int4_awq"))[0], NATIVE_PASSES)
+@pytest.mark.parametrize("scheme", ["int4_awq", "nvfp4_weights", "mxfp4_weights"])
+def test_other_weights_keep_their_scales(scheme: str) -> None:
+    old, _ = run_passes(tiny(Tiny(scheme))[0], NATIVE_PASSES)
     assert not BYTE_SCALES(old)[1]
 
 

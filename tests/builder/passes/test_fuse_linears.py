@@ -63,16 +63,17 @@ def hand(
 
 def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     rng = np.random.default_rng(3)
-    is_iq4, stored = dtype == "iq4", "i4" if dtype == "i4" else "u4"
-    low, high = (-8, 8) if stored == "i4" else (0, 16)
+    is_iq4, stored = dtype == "iq4", "u4" if dtype == "iq4" else dtype
+    low, high = (0, 16) if stored == "u4" else (-8, 8)
 
     def weight(name: str, values: Any, kind: str) -> Value:
         return graph.weight(name, *values.shape, dtype=kind, recipe=Constant(values))
 
     codes = rng.integers(low, high, (N, K)).astype(NUMPY_DTYPES[stored])
     scales = rng.uniform(0.005, 0.02, (N, K // GROUP)).astype(np.float32)
-    if is_iq4:
-        scales = rng.integers(0, 256, scales.shape, np.uint8)
+    has_bytes = dtype in ("iq4", "f4e2m1")
+    if has_bytes:
+        scales = rng.integers(*((0, 256) if is_iq4 else (120, 123)), scales.shape, np.uint8)
     unit = np.float32(2) ** -rng.integers(10, 13, N).astype(np.float32)
     zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
     residual = graph.input("more", "T", N, dtype="bf16") if case == "sum" else None
@@ -83,7 +84,7 @@ def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     return graph.node(
         "linear", "l",
         [
-            x, weight("w", codes, stored), weight("s", scales, "u8" if is_iq4 else "f32"),
+            x, weight("w", codes, stored), weight("s", scales, "u8" if has_bytes else "f32"),
             weight("z", zeros, "u8") if dtype == "u4" else None,
             None, graph.weight("b", N), residual,
             None, weight("unit", unit, "f32") if is_iq4 else None,
@@ -94,7 +95,7 @@ def linear(graph: Hand, x: Value, case: str, dtype: str) -> Value:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["i4", "u4", "iq4"])
+@pytest.mark.parametrize("dtype", ["i4", "u4", "iq4", "f4e2m1"])
 @pytest.mark.parametrize(("norm", "gate"), [(True, True), (True, False), (False, True)])
 def test_a_linear_takes_its_neighbours_in_bit_for_bit(norm: bool, gate: bool, dtype: str) -> None:
     graph = Hand()

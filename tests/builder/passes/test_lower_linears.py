@@ -15,18 +15,26 @@ from tests.builder.passes.tiny import (
     assert_unchanged,
     attributes,
     before,
+    dtype_of,
     given,
     logits,
     nodes,
     ops,
     shape_of,
+    tiny,
 )
 from trtc.builder.graph_writer import Value, onnx_type
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
+from trtc.builder.passes.merge_linears import MERGE_LINEARS
+from trtc.builder.passes.order import NATIVE_PASSES
+from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.recipes import Cast, Load, Recipe, Reshape
+from trtc.builder.transforms import E4m3Bits
+from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import CheckpointError
 
 GONE = ("MatMul", "Transpose", "QuantizeLinear", "DequantizeLinear")
 
@@ -80,6 +88,8 @@ def test_rows_have_scales_of_their_own(kind: Tiny) -> None:
         Tiny("int4_awq", zero_points=True),
         Tiny("iq4", bias=True),
         Tiny("iq4", experts=4),
+        Tiny("nvfp4_weights", bias=True),
+        Tiny("mxfp4_weights", experts=4),
         Tiny("int6_g128", bias=True),
         Tiny("int8_sq"),
         Tiny("fp8"),
@@ -130,6 +140,47 @@ def test_fp8_scales_and_types() -> None:
     assert attributes(quantize)["out_dtype"] == "f8e4m3"
     bias = next(t for t in module.model.graph.initializer if t.name == inputs["bias"])
     assert bias.data_type == DTYPES["f32"].onnx
+
+
+def test_e4m3_scales_stay_bytes_in_a_unit_a_row() -> None:
+    module, linears = _linears(Tiny("nvfp4_weights"))
+    inputs, settings = linears["layers.0.attention.q"]
+    assert (settings["weight_dtype"], settings["group_size"]) == ("f4e2m1", GROUP)
+    assert dtype_of(module, inputs["weight_scale"]) == "u8"
+    assert shape_of(module, inputs["scale_unit"]) == (HIDDEN,)
+    merged, _ = MERGE_LINEARS(module)
+    q, k, v = (linears[f"layers.0.attention.{name}"][0]["scale_unit"] for name in "qkv")
+    _, reader = tiny(Tiny("nvfp4_weights"))
+    units = [module.recipes[name].load(reader) for name in (q, k, v)]
+    assert len({float(one[0]) for one in units}) == 3
+    (qkv,) = (
+        given(n) for n in nodes(merged, "linear") if n.name.startswith("layers.0.attention.qkv")
+    )
+    joined = merged.recipes[qkv["scale_unit"]].load(reader)
+    np.testing.assert_array_equal(joined, np.concatenate(units))
+
+
+def test_exponents_stay_bytes_without_a_unit() -> None:
+    module, linears = _linears(Tiny("mxfp4_weights"))
+    inputs, settings = linears["layers.0.attention.q"]
+    assert (settings["weight_dtype"], settings["group_size"]) == ("f4e2m1", GROUP)
+    assert dtype_of(module, inputs["weight_scale"]) == "u8"
+    assert shape_of(module, inputs["weight_scale"]) == (HIDDEN, HIDDEN // GROUP)
+    assert "scale_unit" not in inputs
+
+
+@pytest.mark.parametrize("kind", [Tiny("nvfp4_weights"), Tiny("mxfp4_weights")], ids=str)
+def test_packed_e2m1_weights_are_the_same(kind: Tiny) -> None:
+    module, reader = tiny(kind)
+    old, _ = run_passes(module, NATIVE_PASSES)
+    packed, _ = PACK_WEIGHTS(old)
+    np.testing.assert_array_equal(logits(packed, reader), logits(old, reader))
+
+
+def test_a_scale_of_nan_is_refused() -> None:
+    scales = np.array([[1, np.nan]], NUMPY_DTYPES["f8e4m3"])
+    with pytest.raises(CheckpointError, match="a group's scale is NaN"):
+        E4m3Bits()(scales)
 
 
 def test_groups_and_zero_points() -> None:

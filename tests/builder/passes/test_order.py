@@ -51,6 +51,8 @@ NARROW = [
     Tiny("int4_awq", experts=4),
     Tiny("int4_gptq", scattered="q k v gate up down", bias=True),
     Tiny("int4_gptq", scattered="down", bias=True, gemma=True),
+    Tiny("nvfp4_weights", bias=True),
+    Tiny("mxfp4_weights", fused=True),
 ]
 
 

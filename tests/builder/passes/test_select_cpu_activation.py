@@ -16,7 +16,13 @@ from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 
 @pytest.mark.parametrize(
     "kind",
-    [Tiny("int4_awq"), Tiny("int4_awq", zero_points=True), Tiny("int4_awq", experts=4)],
+    [
+        Tiny("int4_awq"),
+        Tiny("int4_awq", zero_points=True),
+        Tiny("int4_awq", experts=4),
+        Tiny("nvfp4_weights"),
+        Tiny("mxfp4_weights"),
+    ],
     ids=str,
 )
 def test_4_bit_weights_get_int8_activations(kind: Tiny) -> None:
@@ -32,6 +38,13 @@ def test_4_bit_weights_get_int8_activations(kind: Tiny) -> None:
     error = np.sqrt(np.mean((found - expected) ** 2)) / np.sqrt(np.mean(expected**2))
     assert 0 < error < 0.05
     assert_unchanged(SELECT_CPU_ACTIVATION, new)
+
+
+def test_experts_of_e2m1_keep_the_graphs_activations() -> None:
+    old, _ = before(SELECT_CPU_ACTIVATION, Tiny("mxfp4_weights", experts=4))
+    new, changed = SELECT_CPU_ACTIVATION(old)
+    assert changed
+    assert all(attributes(node)["act_quant"] == "none" for node in nodes(new, "moe"))
 
 
 @pytest.mark.parametrize(

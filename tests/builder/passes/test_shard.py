@@ -355,6 +355,7 @@ def test_tied_embeddings_are_whole_for_lookups_and_cut_for_logits() -> None:
         Tiny("int8_sq", pre_scales=True),
         Tiny("int4_awq", zero_points=True),
         Tiny("int4_awq", experts=4),
+        Tiny("nvfp4_weights", bias=True),
         Tiny("int8_hadamard", experts=4),
     ],
     ids=str,

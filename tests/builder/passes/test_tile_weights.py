@@ -34,11 +34,13 @@ def linear(hand: Hand, dtype: str, columns: int = N, depth: int = K, group: int 
 
     codes = rng.integers(low, high, (columns, depth)).astype(NUMPY_DTYPES[dtype])
     scales = rng.uniform(0.5, 2, (columns, depth // group)).astype(np.float32)
+    if dtype == "f4e2m1":
+        scales = rng.integers(126, 129, scales.shape).astype(np.uint8)
     zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
     inputs = [
         hand.input("x", "T", depth),
         weight("w", codes, dtype),
-        weight("s", scales, "f32"),
+        weight("s", scales, "u8" if dtype == "f4e2m1" else "f32"),
         weight("z", zeros, "u8") if dtype == "u4" else None,
         None,
         None,
@@ -51,7 +53,7 @@ def linear(hand: Hand, dtype: str, columns: int = N, depth: int = K, group: int 
     return hand.module(out)
 
 
-@pytest.mark.parametrize("dtype", ["i4", "u4"])
+@pytest.mark.parametrize("dtype", ["i4", "u4", "f4e2m1"])
 def test_tiled_weights_are_the_same_weights(dtype: str) -> None:
     hand = Hand()
     old = linear(hand, dtype)

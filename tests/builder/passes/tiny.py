@@ -36,6 +36,7 @@ from trtc.builder.weights import Tensor
 from trtc.plugins.iq4 import VALUES
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
+from trtc.protos.dtypes import BY_ONNX
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.quant.scheme import (
@@ -283,6 +284,17 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         scale = np.exp2(np.ceil(np.log2(largest / 64))) * np.where(blocks[..., :1] < 0, -1, 1)
         distance = np.abs((blocks / scale)[..., None] - np.asarray(VALUES))
         codes, code_type = distance.argmin(-1), "u4"
+    elif scheme.weight in ("f4e2m1", "mxfp4"):
+        scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(6)
+        if scheme.weight == "mxfp4":
+            exponents = np.ceil(np.log2(scale))
+            scale, made["weight_scale"] = np.exp2(exponents), cast(exponents[..., 0] + 127, "u8")
+        else:
+            unit = scale.max() / np.float32(448)
+            made["weight_scale_2"] = np.asarray(unit, np.float32)
+            made["weight_scale"] = cast(scale[..., 0] / unit, "f8e4m3")
+            scale = made["weight_scale"].astype(np.float32)[..., None] * unit
+        codes, code_type = blocks / scale, "f4e2m1"
     else:
         largest = np.abs(blocks).max(axis=None if kind.per_tensor else -1, keepdims=True)
         top = {"f8e4m3": 448.0, "i8": 127.0, "i6": 31.0, "i4": 7.0, "i4_f8": 7.0}[scheme.weight]
@@ -291,7 +303,7 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         codes = np.clip(blocks / scale, -top, top)
         codes = codes if code_type == "f8e4m3" else np.rint(codes)
     made["weight"] = cast(codes.reshape(weight.shape), code_type)
-    made["weight_scale"] = scale[..., 0].astype(np.float32)
+    made.setdefault("weight_scale", scale[..., 0].astype(np.float32))
     if scheme.weight == "i4_f8":
         made["weight_scale_2"] = np.asarray(np.abs(weight).max() / 448.0, np.float32)
     if scheme.activation in ("f8e4m3", "i8") and not scheme.dynamic:
@@ -461,6 +473,12 @@ def given(node: onnx.NodeProto) -> dict[str, str]:
     """The inputs of one of trtc's nodes that are there, by parameter."""
     names = (parameter.name for parameter in REGISTRY[node.op_type].inputs)
     return {name: tensor for name, tensor in zip(names, node.input, strict=False) if tensor}
+
+
+def dtype_of(module: Module, weight: str) -> str:
+    """The element type of a weight."""
+    initializers = module.model.graph.initializer
+    return next(BY_ONNX[one.data_type].name for one in initializers if one.name == weight)
 
 
 def shape_of(module: Module, weight: str) -> tuple[int, ...]:
