@@ -101,6 +101,8 @@ UNWEIGHTED = (
     Variation("int4", "int4"),
     Variation("iq4", "iq4"),
     Variation("iq4_g16", "iq4_g16"),
+    Variation("mxfp4_weights", "mxfp4_weights"),
+    Variation("nvfp4_weights", "nvfp4_weights"),
     Variation("int6_g128", "int6_g128"),
     Variation("int4_awq", "int4_awq"),
     Variation("fp8_dynamic", "fp8_dynamic", offline=True),

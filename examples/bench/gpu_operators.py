@@ -177,7 +177,7 @@ class CallOnDevice:
         return PagedHeads(pool, int(self.call.attributes["head_dim"]))
 
     def _rounding(self) -> float:
-        is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4", "iq4")
+        is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4", "iq4", "f4e2m1")
         if self.call.operator in _OF_4_BITS and is_narrow:
             return _ROUNDING_OF_4_BITS * (1 + int(self.call.attributes.get("gated", 0)))
         rounding = _ROUNDING.get(self.call.operator, 0.0)

@@ -206,6 +206,10 @@ def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> N
         Linear("bf16", "i4", HIDDEN, INTERMEDIATE, 16, layout="row_major", out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 32, layout="tiles", bytes=True, out="f32"),
         Linear("bf16", "iq4", HIDDEN, INTERMEDIATE, 16, layout="row_major", bytes=True, out="f32"),
+        Linear("bf16", "f4e2m1", HIDDEN, INTERMEDIATE, 32, layout="tiles", powers=True, out="f32"),
+        Linear(
+            "bf16", "f4e2m1", HIDDEN, INTERMEDIATE, 16, layout="row_major", bytes=True, out="f32"
+        ),
         Linear("bf16", "i6", HIDDEN, INTERMEDIATE, 128, layout="split", out="f32"),
         Linear("f32", "i6", 256, 128, 128, layout="split", out="f32"),
     ],
@@ -224,9 +228,18 @@ def test_narrow_linears_of_a_real_size(gpu: Gpu, rng: np.random.Generator, case:
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
 
-def test_six_bit_linears_of_few_rows(gpu: Gpu, rng: np.random.Generator) -> None:
-    """The CUDA C++ kernel, with as many rows as each of its variants takes, and one less."""
-    call = linear_call(rng, Linear("bf16", "i6", 1024, 2048, 128, layout="split", out="f32"), 32)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Linear("bf16", "i6", 1024, 2048, 128, layout="split", out="f32"),
+        Linear("bf16", "f4e2m1", 1024, 2048, 32, layout="tiles", powers=True, out="f32"),
+        Linear("bf16", "f4e2m1", 1024, 2048, 32, layout="tiles", bytes=True, out="f32"),
+    ],
+    ids=str,
+)
+def test_narrow_linears_of_few_rows(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
+    """The CUDA C++ kernels, with as many rows as each of their variants takes, and one less."""
+    call = linear_call(rng, case, 32)
     call = replace(call, inputs={**call.inputs, "x": np.ascontiguousarray(call.inputs["x"])})
     variants = lower_mixed_input(site_of(call, "tokens", gpu.sm))
     few = [at for at, variant in enumerate(variants) if variant.max_rows <= 32]
