@@ -26,6 +26,10 @@ behind them."""
 LATENT_POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 LATENT_POOL = Parameter("pool", LATENT_POOL_AXES, LATENT_POOL_DTYPES, role="pool")
 LATENT_POOL_OUT = Parameter("pool_out", LATENT_POOL_AXES, LATENT_POOL_DTYPES, role="pool")
+INDEX_POOL_AXES = ("num_pages", "planes", "page_size", "index_keys", "width")
+"""One plane with one key of each token, by which attention's tokens are selected."""
+INDEX_POOL = Parameter("pool", INDEX_POOL_AXES, LATENT_POOL_DTYPES, role="pool")
+INDEX_POOL_OUT = Parameter("pool_out", INDEX_POOL_AXES, LATENT_POOL_DTYPES, role="pool")
 STATE_AXES = ("num_pages", "columns", "channels")
 """A convolution's state: its latest inputs, oldest first."""
 STATE_DTYPES = ("f32", "bf16")

@@ -14,6 +14,7 @@ from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.gather_columns.op import GATHER_COLUMNS
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.head_linear.op import HEAD_LINEAR
+from trtc.plugins.index_write.op import INDEX_WRITE
 from trtc.plugins.kv_write.op import KV_WRITE
 from trtc.plugins.latent_attention.op import LATENT_ATTENTION
 from trtc.plugins.latent_kv_write.op import LATENT_KV_WRITE
@@ -29,6 +30,7 @@ from trtc.plugins.rms_norm.op import RMS_NORM
 from trtc.plugins.rms_scale.op import RMS_SCALE
 from trtc.plugins.rope.op import ROPE
 from trtc.plugins.rope_kv_write.op import ROPE_KV_WRITE
+from trtc.plugins.select_tokens.op import SELECT_TOKENS
 from trtc.plugins.short_conv.op import SHORT_CONV
 from trtc.plugins.swiglu.op import SWIGLU
 
@@ -46,6 +48,8 @@ REGISTRY: dict[str, FusedOp] = {
         ATTENTION_SPLIT,
         ATTENTION_COMBINE,
         LATENT_KV_WRITE,
+        INDEX_WRITE,
+        SELECT_TOKENS,
         LATENT_ATTENTION,
         EXPANDED_LATENT_ATTENTION,
         HEAD_LINEAR,

@@ -1,8 +1,9 @@
 // Attention over each sequence's pages, for the operators that attend:
 // out = quantize(softmax(q . K * scale) . V), causal.
 //
-// C has what an operator's configuration has, and value_dim: of a value. A pool of one plane has
-// the values in its keys: they are the first value_dim elements of them.
+// C has what an operator's configuration has, value_dim: of a value, and end: tokens at this position of a
+// sequence and behind it are left out; 0: none are. A pool of one plane has the values in its keys: they
+// are the first value_dim elements of them.
 //
 // A head's sink is one more score of its softmax, without a value: what the sums of a row begin with.
 //
@@ -149,19 +150,25 @@ class Tiles {
     while (item >= before_ + tiles_of(sequence_)) before_ += tiles_of(sequence_++);
     const std::int64_t heads = heads_of(sequence_), parts = parts_of(sequence_);
     const std::int64_t tile = (item - before_) / parts, kv_head = (item - before_) % parts * heads;
-    const std::int64_t begin = start(sequence_), end = start(sequence_ + 1);
-    const std::int64_t first = begin + tile * Sizes<C>::tokens;
-    const std::int64_t context = static_cast<const std::int32_t*>(a_->context_lens.data)[sequence_];
-    return {sequence_, kv_head, smaller(heads, C::num_kv_heads - kv_head), first,
-            smaller(Sizes<C>::tokens, end - first), context - (end - first)};
+    const std::int64_t skipped = tile * Sizes<C>::tokens;
+    return {sequence_, kv_head, smaller(heads, C::num_kv_heads - kv_head), start(sequence_) + skipped,
+            smaller(Sizes<C>::tokens, tokens_of(sequence_) - skipped), position_of(sequence_) + skipped};
   }
 
  private:
   std::int64_t start(std::int64_t b) const { return static_cast<const std::int32_t*>(a_->query_start.data)[b]; }
-  std::int64_t heads_of(std::int64_t b) const { return start(b + 1) - start(b) == 1 ? heads_ : 1; }
+  // Position of a sequence's first new token.
+  std::int64_t position_of(std::int64_t b) const {
+    return static_cast<const std::int32_t*>(a_->context_lens.data)[b] - (start(b + 1) - start(b));
+  }
+  std::int64_t tokens_of(std::int64_t b) const {
+    const std::int64_t every = start(b + 1) - start(b);
+    return C::end == 0 ? every : smaller(every, larger(0, C::end - position_of(b)));
+  }
+  std::int64_t heads_of(std::int64_t b) const { return tokens_of(b) == 1 ? heads_ : 1; }
   std::int64_t parts_of(std::int64_t b) const { return (C::num_kv_heads + heads_of(b) - 1) / heads_of(b); }
   std::int64_t tiles_of(std::int64_t b) const {
-    return (start(b + 1) - start(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * parts_of(b);
+    return (tokens_of(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * parts_of(b);
   }
 
   const Tensors* a_;
@@ -674,13 +681,12 @@ Workspace<C>& workspace(const Context& ctx, int thread) {
   return reinterpret_cast<Workspace<C>*>(ctx.scratch)[thread];
 }
 
-// Each tile is one thread's.
-template <class C>
-void run_tiles(Context& ctx, const Tiles<C>& tiles, const Tensors& a) {
-  for (int thread = 0; thread < ctx.threads.size(); ++thread) workspace<C>(ctx, thread).tiles = tiles;
-  ctx.threads.for_each(tiles.count(), [&](std::int64_t item, int thread) {
+// Each tile, tile_of(item, its thread), is one thread's.
+template <class C, class TileOf>
+void run_tiles(Context& ctx, const Tensors& a, std::int64_t count, TileOf&& tile_of) {
+  ctx.threads.for_each(count, [&](std::int64_t item, int thread) {
     Workspace<C>& work = workspace<C>(ctx, thread);
-    const Tile tile = work.tiles[item];
+    const Tile tile = tile_of(item, thread);
     TileRunner<C> runner(a, tile, work);
     runner.load_queries();
     runner.start(work.whole);
@@ -694,11 +700,11 @@ void run_tiles(Context& ctx, const Tiles<C>& tiles, const Tensors& a) {
 }
 
 // Fewer tiles than threads: the threads take the spans of a tile, and then one merges them.
-template <class C>
-void run_spans(Context& ctx, const Tensors& a, std::int64_t count) {
+template <class C, class TileOf>
+void run_spans(Context& ctx, const Tensors& a, std::int64_t count, TileOf&& tile_of) {
   Partial<C>& whole = workspace<C>(ctx, 0).whole;
   for (std::int64_t item = 0; item < count; ++item) {
-    const Tile tile = Tiles<C>(a)[item];
+    const Tile tile = tile_of(item);
     const TileRunner<C> merger(a, tile, workspace<C>(ctx, 0));
     const Range spans = merger.spans();
     merger.start(whole);
@@ -726,9 +732,24 @@ template <class C>
 void attend(Context& ctx, const Tensors& a) {
   const std::int64_t count = Tiles<C>(a).count();
   if (count < ctx.threads.size()) {
-    run_spans<C>(ctx, a, count);
+    run_spans<C>(ctx, a, count, [&](std::int64_t item) { return Tiles<C>(a)[item]; });
+    return;
+  }
+  const auto tiles = Tiles<C>::for_threads(a, ctx.threads.size());
+  for (int thread = 0; thread < ctx.threads.size(); ++thread) workspace<C>(ctx, thread).tiles = tiles;
+  run_tiles<C>(ctx, a, tiles.count(),
+               [&](std::int64_t item, int thread) { return workspace<C>(ctx, thread).tiles[item]; });
+}
+
+// Some rows of the step, each with a page table of its own and `context` keys.
+template <class C>
+void attend_rows(Context& ctx, const Tensors& a, const std::int32_t* rows, std::int64_t count, std::int64_t context) {
+  static_assert(C::num_kv_heads == 1);
+  const auto tile_of = [&](std::int64_t item) { return Tile{rows[item], 0, 1, rows[item], 1, context - 1}; };
+  if (count < ctx.threads.size()) {
+    run_spans<C>(ctx, a, count, tile_of);
   } else {
-    run_tiles<C>(ctx, Tiles<C>::for_threads(a, ctx.threads.size()), a);
+    run_tiles<C>(ctx, a, count, [&](std::int64_t item, int) { return tile_of(item); });
   }
 }
 

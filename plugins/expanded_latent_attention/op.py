@@ -28,6 +28,7 @@ EXPANDED_LATENT_ATTENTION = FusedOp(
         # See plugins/latents/expansion.py.
         Attribute("least_new", "int"),
         Attribute("room", "int"),
+        Attribute("most_context", "int", default=0),
     ),
     reference=reference,
     # Keys and values are rounded to the activation type once more than in the reference.

@@ -26,6 +26,7 @@ def reference(
     scale: float,
     least_new: int,
     room: int,
+    most_context: int,
 ) -> tuple[Array]:
     """Return `attended` with the rows of the sequences that are expanded replaced.
 
@@ -37,7 +38,7 @@ def reference(
     """
     page_size, rank = pool.shape[2], keys.shape[1]
     out = attended.astype(np.float32).reshape(len(q), num_heads, -1)
-    for sequence in expanded_sequences(query_start, context_lens, least_new, room):
+    for sequence in expanded_sequences(query_start, context_lens, least_new, room, most_context):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         context = int(context_lens[sequence])
         positions = np.arange(context)

@@ -32,6 +32,7 @@ def expand_latents(
     TABLE_WIDTH: tl.constexpr,
     LEAST_NEW: tl.constexpr,
     ROOM: tl.constexpr,
+    MOST_CONTEXT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     SEQUENCES: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -50,7 +51,14 @@ def expand_latents(
     PARTS: tl.constexpr = NUM_HEADS * BLOCKS
     launch_dependents(OVERLAPS)
     taken, ends = expansion(
-        query_start, context_lens, tl.load(dims + 1), LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
+        query_start,
+        context_lens,
+        tl.load(dims + 1),
+        LEAST_NEW,
+        ROOM,
+        MOST_CONTEXT,
+        ALIGNMENT,
+        SEQUENCES,
     )
     tiles = tl.max(tl.where(ends <= ROOM, ends, 0), 0) // BLOCK_M
     wait_for_inputs(OVERLAPS)
@@ -107,6 +115,7 @@ def expanded_prefill(
     SCALE: tl.constexpr,
     LEAST_NEW: tl.constexpr,
     ROOM: tl.constexpr,
+    MOST_CONTEXT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     SEQUENCES: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -124,7 +133,14 @@ def expanded_prefill(
     first_row = tl.load(query_start + sequence)
     num_new = tl.load(query_start + sequence + 1) - first_row
     taken, ends = expansion(
-        query_start, context_lens, num_sequences, LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
+        query_start,
+        context_lens,
+        num_sequences,
+        LEAST_NEW,
+        ROOM,
+        MOST_CONTEXT,
+        ALIGNMENT,
+        SEQUENCES,
     )
     place = place_of(sequence, taken, ends, ROOM)
     wait_for_inputs(OVERLAPS)

@@ -1,5 +1,10 @@
 """How latent_attention runs on a GPU: sequences with one new token split over their latents, others
-in tiles."""
+in tiles.
+
+With a selection the kernels are the same: the slots of a row's tokens are pages of one token, the
+row has a page table of its own, and sees no more than the selection holds. MOST_SEEN says how many
+that are; 0: there is none. A tile is of one token then.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +30,8 @@ _LONGEST_SPLIT = 1024
 _COMBINE_HEADS = 2
 _WGMMA_PREFILL_KEYS = 64
 """With 32 a prefill took 1.6 times as long (H100). Elsewhere shared memory holds sums as well."""
+_LEAST_ROWS = 16
+"""Of a product."""
 _PARTIAL, _STATS = "partial", "stats"
 """Scratch buffers: f32 [sequences, splits, heads, rank], and pairs (largest score, sum of weights)
 beside it."""
@@ -55,6 +62,7 @@ def latent_split(
     SPLITS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
+    MOST_SEEN: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -68,7 +76,7 @@ def latent_split(
     if sequence < tl.load(dims + 1):
         row = tl.load(query_start + sequence).to(tl.int64)
         num_new = tl.load(query_start + sequence + 1) - row
-        context = tl.load(context_lens + sequence)
+        context = _seen(tl.load(context_lens + sequence), MOST_SEEN)
         _, length, num_splits = splits_of(context, 0, False, SPLITS, SPLIT_KEYS, ALIGNMENT)
         if (num_new == 1) & (split < num_splits):
             is_head = head < NUM_HEADS
@@ -77,7 +85,7 @@ def latent_split(
                 q, row * Q_STRIDE + head * (RANK + ROPE), is_head,
                 tl.zeros([HEADS], tl.int32) + context - 1, begin,
                 tl.minimum(begin + length, context), pool,
-                page_table + tl.cast(sequence, tl.int64) * TABLE_WIDTH,
+                _pages(page_table, sequence, row, TABLE_WIDTH, MOST_SEEN),
                 RANK, ROPE, RANK_PAD, ROPE_PAD, PAGE_SIZE, BLOCK_N, SCALE,
             )  # fmt: skip
             column = tl.arange(0, RANK_PAD)
@@ -91,6 +99,16 @@ def latent_split(
                 tl.store(partial + place[:, None] * RANK + column[None, :], weighted, mask=inside)
                 tl.store(stats + 2 * place, largest, mask=is_head)
                 tl.store(stats + 2 * place + 1, total, mask=is_head)
+
+
+@triton.jit
+def _seen(tokens, MOST_SEEN: tl.constexpr):
+    return tl.minimum(tokens, MOST_SEEN) if MOST_SEEN > 0 else tokens
+
+
+@triton.jit
+def _pages(page_table, sequence, row, TABLE_WIDTH: tl.constexpr, MOST_SEEN: tl.constexpr):
+    return page_table + (row if MOST_SEEN > 0 else tl.cast(sequence, tl.int64)) * TABLE_WIDTH
 
 
 @triton.jit
@@ -108,6 +126,7 @@ def latent_combine(
     SPLITS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
+    MOST_SEEN: tl.constexpr,
     HEADS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -118,7 +137,7 @@ def latent_combine(
     if sequence < tl.load(dims + 1):
         row = tl.load(query_start + sequence).to(tl.int64)
         num_new = tl.load(query_start + sequence + 1) - row
-        context = tl.load(context_lens + sequence)
+        context = _seen(tl.load(context_lens + sequence), MOST_SEEN)
         _, _, num_splits = splits_of(context, 0, False, SPLITS, SPLIT_KEYS, ALIGNMENT)
         if (num_new == 1) & (num_splits > 1):
             is_head = head < NUM_HEADS
@@ -166,8 +185,10 @@ def latent_prefill(
     SCALE: tl.constexpr,
     LEAST_NEW: tl.constexpr,
     ROOM: tl.constexpr,
+    MOST_CONTEXT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     SEQUENCES: tl.constexpr,
+    MOST_SEEN: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -186,7 +207,14 @@ def latent_prefill(
     is_mine = (first_new < num_new) & (num_new > 1)
     if LEAST_NEW > 0:
         taken, ends = expansion(
-            query_start, context_lens, num_sequences, LEAST_NEW, ROOM, ALIGNMENT, SEQUENCES
+            query_start,
+            context_lens,
+            num_sequences,
+            LEAST_NEW,
+            ROOM,
+            MOST_CONTEXT,
+            ALIGNMENT,
+            SEQUENCES,
         )
         is_mine = is_mine & (place_of(sequence, taken, ends, ROOM) < 0)
     if is_mine:
@@ -198,8 +226,9 @@ def latent_prefill(
         before = tl.load(context_lens + sequence) - num_new
         _, total, weighted = attend_latents(
             q, row * Q_STRIDE + head * (RANK + ROPE), is_row, before + new, 0,
-            before + tl.minimum(first_new + BLOCK_Q, num_new), pool,
-            page_table + tl.cast(sequence, tl.int64) * TABLE_WIDTH,
+            _seen(before + tl.minimum(first_new + BLOCK_Q, num_new), MOST_SEEN), pool,
+            _pages(page_table, sequence, (first_row + first_new).to(tl.int64), TABLE_WIDTH,
+                   MOST_SEEN),
             RANK, ROPE, RANK_PAD, ROPE_PAD, PAGE_SIZE, BLOCK_N, SCALE,
         )  # fmt: skip
         column = tl.arange(0, RANK_PAD)
@@ -280,6 +309,9 @@ def _splits(site: Site, sequences: int, keys: int) -> tuple[tuple[Launch, ...], 
 def _prefill(site: Site) -> Launch:
     tile = _prefill_tile(site)
     heads = min(tile.rows, power_of_two(int(site.attributes["num_heads"])))
+    if site.has("selected"):
+        heads = max(heads, _LEAST_ROWS)
+        tile = replace(tile, rows=heads)
     return _launch(
         site,
         latent_prefill,
@@ -318,16 +350,18 @@ def _launch(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         scratch=scratch,
+        renamed={"page_table": "selected"} if site.has("selected") else None,
     )
 
 
 def _reading(site: Site) -> dict[str, int | float]:
     rope = site.axes["width"] - site.axes["rank"]
+    is_selected = site.has("selected")
     return {
         "ROPE": rope,
         "ROPE_PAD": max(16, power_of_two(rope)),
-        "PAGE_SIZE": site.page_size,
-        "TABLE_WIDTH": site.table_width,
+        "PAGE_SIZE": 1 if is_selected else site.page_size,
+        "TABLE_WIDTH": site.strides["selected"] if is_selected else site.table_width,
         "Q_STRIDE": site.strides["q"],
         "SCALE": float(site.attributes["scale"]),
     }
@@ -340,6 +374,7 @@ def _writing(site: Site) -> dict[str, int | float]:
         "RANK": rank,
         "RANK_PAD": max(16, power_of_two(rank)),
         "OUT_STRIDE": site.strides["out"],
+        "MOST_SEEN": site.axes["top_k"] if site.has("selected") else 0,
     }
 
 

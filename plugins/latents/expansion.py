@@ -31,16 +31,18 @@ def expanded_sequences(
     context_lens: NDArray[np.generic],
     least_new: int,
     room: int,
+    most_context: int,
 ) -> Iterator[int]:
     """Those with `least_new` new tokens or more, in their order while there is room.
 
     Args:
         least_new: 0: none.
+        most_context: of a sequence, whose tokens attend to all that they see; 0: any.
     """
     taken = 0
     for sequence, context in enumerate(int(length) for length in context_lens):
         new = int(query_start[sequence + 1]) - int(query_start[sequence])
-        if least_new and new >= least_new:
+        if least_new and new >= least_new and not 0 < most_context < context:
             taken += -(-context // ALIGNMENT) * ALIGNMENT
             if taken > room:
                 return

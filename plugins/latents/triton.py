@@ -13,6 +13,7 @@ def expansion_constants(site: Site) -> dict[str, int]:
     return {
         "LEAST_NEW": int(site.attributes["least_new"]),
         "ROOM": int(site.attributes["room"]),
+        "MOST_CONTEXT": int(site.attributes["most_context"]),
         "ALIGNMENT": ALIGNMENT,
         "SEQUENCES": max(2, power_of_two(site.limits.max_batch_size)),
     }
@@ -25,6 +26,7 @@ def expansion(
     num_sequences,
     LEAST_NEW: tl.constexpr,
     ROOM: tl.constexpr,
+    MOST_CONTEXT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
@@ -39,8 +41,11 @@ def expansion(
     end = tl.load(query_start + sequence + 1, mask=is_real, other=0)
     context = tl.load(context_lens + sequence, mask=is_real, other=0)
     asked = (context + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    is_prompt = end - begin >= LEAST_NEW
+    if MOST_CONTEXT > 0:
+        is_prompt = is_prompt & (context <= MOST_CONTEXT)
     # More than ROOM would be as good, and might overflow the sum.
-    taken = tl.where(end - begin >= LEAST_NEW, tl.minimum(asked, ROOM + ALIGNMENT), 0)
+    taken = tl.where(is_prompt, tl.minimum(asked, ROOM + ALIGNMENT), 0)
     return taken, tl.cumsum(taken, 0)
 
 

@@ -9,7 +9,7 @@ namespace detail {
 
 template <class C>
 struct KeysAndValues : C {
-  static constexpr std::int64_t value_dim = C::head_dim;
+  static constexpr std::int64_t value_dim = C::head_dim, end = 0;
 };
 
 }  // namespace detail

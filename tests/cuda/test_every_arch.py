@@ -38,7 +38,8 @@ Sources = dict[tuple[str, str], KernelSource | CudaSource]
 
 def sources_of(op: str, sm: int) -> Sources:
     """The first specialisation of each of its kernels, by the file and entry, and the first that
-    has scales of rows, sums of squares, decays of channels, or weights of 6 bits or of E2M1."""
+    has scales of rows, sums of squares, decays of channels, a selection of tokens, or weights of 6
+    bits or of E2M1."""
     quantised = "f8e4m3" if ARCHS[sm].has_e4m3 else "i8"
     found: Sources = {}
     for make in SITES[op]:
@@ -60,8 +61,9 @@ def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
     kind = by_row + " in six bits" * bool(is_split) + of_codes
     if isinstance(source, CudaSource):
         return source.file, source.entry + kind
-    by_channel = " by channel" * (constants.get("DECAYS", 1) != 1)
-    return source.function.fn.__module__, source.function.fn.__name__ + kind + by_channel
+    kind += " by channel" * (constants.get("DECAYS", 1) != 1)
+    kind += " of selected tokens" * bool(constants.get("MOST_SEEN"))
+    return source.function.fn.__module__, source.function.fn.__name__ + kind
 
 
 @functools.cache

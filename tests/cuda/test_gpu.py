@@ -14,6 +14,9 @@ from tests.support.attention_launches import make_call, run_variant
 from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, rms_scale, sliced, turned
+from tests.support.index_calls import IndexShape
+from tests.support.index_calls import step_of as index_step_of
+from tests.support.index_calls import write_call as index_write_call
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.latent_calls import (
     PUBLISHED,
@@ -430,6 +433,25 @@ def test_latent_attention_of_published_sizes(gpu: Gpu, rng: np.random.Generator,
             rng, "bf16", heads=shape.num_heads, n=shape.rank, k=shape.nope_dim, rest=64, rows=rows
         )
         assert_close(product, run_lowered(product, run=gpu.run, sm=gpu.sm))
+
+
+@pytest.mark.parametrize("heads", [64, 32])
+def test_selection_of_published_sizes(gpu: Gpu, rng: np.random.Generator, heads: int) -> None:
+    """Whole numbers, whose sums are exact: few rows share programs, many have programs of their
+    own."""
+    shape = IndexShape(num_heads=heads, width=128, top_k=256)
+    kinds = ((1, 1), (40, 40), (1, 257), (13, 300), (9, 1000))
+    call = index_step_of(shape, kinds)
+    for variant in (0, -1):
+        found = run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant)["selected"]
+        np.testing.assert_array_equal(found, call.reference()["selected"])
+    write = index_write_call(rng, replace(shape, rotary_dim=64))
+    outputs = run_lowered(write, run=gpu.run, sm=gpu.sm)
+    assert_close(write, {**write.reference(), "q_out": outputs["q_out"]})
+    found, wanted = outputs["pool_out"], write.reference()["pool_out"]
+    np.testing.assert_allclose(
+        found.astype(np.float32), wanted.astype(np.float32), rtol=1 / 64, atol=1 / 64
+    )
 
 
 def launch_of(op: str, site: Site) -> Launch:

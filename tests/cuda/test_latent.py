@@ -35,6 +35,8 @@ SHAPES = {
     "f32": LatentShape("f32", "f32", 3, 24, 8, 16, 8),
     "20 heads": LatentShape("f32", "f32", 20, 32, 16, 16),
     "fp8": LatentShape("f32", "f8e4m3", 18, 16, 16, 16),
+    "selected": LatentShape("f32", "f32", 3, 24, 8, 16, 8, top_k=40),
+    "selected, 20 heads": LatentShape("f32", "f8e4m3", 20, 32, 16, 16, top_k=64),
 }
 MIXED = ((1, 1), (37, 37), (1, 70), (13, 50), (1, 300))
 """(new tokens, context)"""
@@ -65,6 +67,23 @@ def test_prompts_are_expanded_while_there_is_room(pool_dtype: str) -> None:
     out = run_lowered(call, stale=0)["out"]
     assert_close(call, {"out": out})
     np.testing.assert_array_equal(out[~taken], np.asarray(call.inputs["attended"])[~taken])
+
+
+def test_of_prompts_with_a_selection_those_that_it_holds_are_expanded() -> None:
+    """40 tokens are selected; of those with 32 new tokens or more one has a context of 32."""
+    shape = replace(SHAPES["selected"], num_heads=2)
+    absorbed = expanding(step_of(shape, PROMPTS), least_new=32, room=384, most_context=40)
+    starts = np.asarray(absorbed.inputs["query_start"])
+    taken = np.arange(starts[-1])[starts[3] : starts[4]]
+    found, wanted = run_lowered(absorbed, stale=0)["out"], absorbed.reference()["out"]
+    assert np.isnan(found[taken]).all() and not wanted[taken].any()
+    found[taken] = 0
+    assert_close(absorbed, {"out": found})
+    call = expanded_call(shape, absorbed)
+    out = run_lowered(call, stale=0)["out"]
+    assert_close(call, {"out": out})
+    changed = (out != np.asarray(call.inputs["attended"])).any(axis=1)
+    assert np.flatnonzero(changed).tolist() == taken.tolist()
 
 
 @pytest.mark.parametrize("variant", [0, -2])

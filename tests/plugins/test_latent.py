@@ -23,6 +23,9 @@ SHAPES = {
     "bf16": LatentShape(num_heads=20, rank=128, rotary_dim=64),
     "fp8": LatentShape(pool_dtype="f8e4m3"),
     "group_of_80": LatentShape("f32", "f32", 80, 8, 8, 8),
+    "selected": LatentShape("f32", "f32", 3, 24, 8, 16, 8, top_k=20),
+    "selected_bf16": LatentShape(num_heads=20, rank=128, rotary_dim=64, top_k=64),
+    "selected_of_80": LatentShape("f32", "f32", 80, 8, 8, 8, top_k=600),
     "deepseek": LatentShape(num_heads=16, rank=512, rotary_dim=64, nope_dim=128),
 }
 MIXED = ((1, 1), (1, 17), (1, 64), (1, 65), (5, 5), (64, 64), (70, 200), (3, 515), (1, 1100))

@@ -153,11 +153,31 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             room=1024,
         ),
     ),
+    "index_write": (
+        _site(
+            "index_write",
+            {"width": 128, "rotary_half": 32},
+            {"positions": "i32", "slots": "i32"}
+            | dict.fromkeys(("cos", "sin", "norm", "bias"), "f32")
+            | _bf16("q", "k", "q_out", "pool", "pool_out"),
+            num_heads=HEADS,
+            eps=1e-6,
+        ),
+    ),
     "latent_attention": (
         _site(
             "latent_attention",
             {"width": 576},
             dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
+            | _bf16("q", "pool", "out"),
+            num_heads=HEADS,
+            rank=512,
+            scale=0.07,
+        ),
+        _site(
+            "latent_attention",
+            {"width": 576, "top_k": 256},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "selected"), "i32")
             | _bf16("q", "pool", "out"),
             num_heads=HEADS,
             rank=512,
@@ -385,6 +405,18 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             | _bf16("q", "k", "v", "q_out", "pool", "pool_out"),
             **_HEADS,
             rotary_dim=HEAD_DIM,
+        ),
+    ),
+    "select_tokens": (
+        _site(
+            "select_tokens",
+            {"width": 128},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "selected"), "i32")
+            | {"weights": "f32"}
+            | _bf16("q", "pool"),
+            num_heads=HEADS,
+            top_k=256,
+            max_context=LIMITS.max_seq_len,
         ),
     ),
     "short_conv": (

@@ -26,6 +26,8 @@ class LatentShape:
     nope_dim: int = 24
     page_size: int = 16
     value_dim: int = 16
+    top_k: int = 0
+    """Tokens of a selection; 0: all are attended to."""
 
     @property
     def width(self) -> int:
@@ -46,6 +48,10 @@ PUBLISHED: Mapping[str, LatentShape] = {
     "Mistral-Small-4": LatentShape(
         num_heads=32, rank=256, rotary_dim=64, nope_dim=64, value_dim=128
     ),
+    # Of its 2,048 tokens a few, so that short contexts are longer.
+    "DeepSeek-V3.2": LatentShape(
+        num_heads=128, rank=512, rotary_dim=64, nope_dim=128, value_dim=128, top_k=256
+    ),
     "DeepSeek-V3 fp8": LatentShape("bf16", "f8e4m3", 128, 512, 64, 128, value_dim=128),
 }
 
@@ -58,11 +64,15 @@ class LatentHistory:
     """[context, heads * width]"""
     latents: Array
     """[context, width]"""
+    chosen: Sequence[Array] = ()
+    """The positions that each token selects, if there is a selection."""
 
 
 def random_history(rng: np.random.Generator, shape: LatentShape, context: int) -> LatentHistory:
     q = random_array(rng, context, shape.num_heads * shape.width, dtype=shape.dtype, spread=2)
-    return LatentHistory(q, random_array(rng, context, shape.width, dtype=shape.pool_dtype))
+    latents = random_array(rng, context, shape.width, dtype=shape.pool_dtype)
+    chosen = [np.sort(rng.permutation(position + 1)[: shape.top_k]) for position in range(context)]
+    return LatentHistory(q, latents, chosen if shape.top_k else ())
 
 
 def attention_call(
@@ -80,11 +90,16 @@ def attention_call(
     kind = NUMPY_DTYPES[shape.pool_dtype]
     pool = np.full((num_pages, 1, size, 1, shape.width), np.nan, kind)
     table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
-    for row, (sequence, _, context) in enumerate(tails):
+    selected: list[Array] = []
+    for row, (sequence, new, context) in enumerate(tails):
         mine, pages = pages[: counts[row]], pages[counts[row] :]
         table[row, : counts[row]] = mine
         positions = np.arange(context)
         pool[mine[positions // size], 0, positions % size, 0] = sequence.latents[:context]
+        for chosen in sequence.chosen[context - new : context]:
+            slots = np.full(shape.top_k, -1, np.int32)
+            slots[: len(chosen)] = mine[chosen // size] * size + chosen % size
+            selected.append(slots)
     inputs: dict[str, Any] = {
         "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),
         "pool": pool,
@@ -92,6 +107,8 @@ def attention_call(
         "context_lens": np.array([context for _, _, context in tails], np.int32),
         "page_table": table,
     }
+    if selected:
+        inputs["selected"] = np.stack(selected)
     attributes: dict[str, int | float | str] = {
         "num_heads": shape.num_heads,
         "rank": shape.rank,
@@ -113,9 +130,10 @@ def step_of(shape: LatentShape, kinds: Sequence[tuple[int, int]]) -> KernelCall:
     return replace(call, inputs={**call.inputs, "page_table": table})
 
 
-def expanding(call: KernelCall, least_new: int, room: int) -> KernelCall:
+def expanding(call: KernelCall, least_new: int, room: int, most_context: int = 0) -> KernelCall:
     """The step, but for the sequences that expanded_latent_attention takes."""
-    return replace(call, attributes={**call.attributes, "least_new": least_new, "room": room})
+    given = {"least_new": least_new, "room": room, "most_context": most_context}
+    return replace(call, attributes={**call.attributes, **given})
 
 
 def expanded_call(shape: LatentShape, absorbed: KernelCall) -> KernelCall:
@@ -125,7 +143,7 @@ def expanded_call(shape: LatentShape, absorbed: KernelCall) -> KernelCall:
     tokens, heads = len(np.asarray(absorbed.inputs["q"])), shape.num_heads
     # Weights that leave a latent's scale as it is.
     by = np.float32(shape.rank**-0.5)
-    inputs = dict(absorbed.inputs) | {
+    inputs = {name: array for name, array in absorbed.inputs.items() if name != "selected"} | {
         "attended": random_array(rng, tokens, heads * shape.value_dim, dtype=shape.dtype),
         "q": random_array(rng, tokens, heads * shape.head_dim, dtype=shape.dtype, spread=2),
         "keys": (random_array(rng, heads, shape.rank, shape.nope_dim) * by).astype(
@@ -141,6 +159,7 @@ def expanded_call(shape: LatentShape, absorbed: KernelCall) -> KernelCall:
         "scale": shape.head_dim**-0.5,
         "least_new": absorbed.attributes["least_new"],
         "room": absorbed.attributes["room"],
+        "most_context": absorbed.attributes["most_context"],
     }
     return KernelCall(REGISTRY["expanded_latent_attention"], attributes, inputs)
 

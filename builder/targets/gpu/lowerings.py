@@ -22,6 +22,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.gather_columns import cuda as gather_columns
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.head_linear import cuda as head_linear
+    from trtc.plugins.index_write import cuda as index_write
     from trtc.plugins.latent_attention import cuda as latent_attention
     from trtc.plugins.latent_kv_write import cuda as latent_kv_write
     from trtc.plugins.layer_inputs import cuda as layer_inputs
@@ -35,6 +36,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.rms_scale import cuda as rms_scale
     from trtc.plugins.rope import cuda as rope
     from trtc.plugins.rope_kv_write import cuda as rope_kv_write
+    from trtc.plugins.select_tokens import cuda as select_tokens
     from trtc.plugins.short_conv import cuda as short_conv
     from trtc.plugins.swiglu import cuda as swiglu
 
@@ -51,6 +53,7 @@ def lowerings() -> Mapping[str, Lower]:
         "gather_columns": gather_columns.lower,
         "gather_rows": gather_rows.lower,
         "head_linear": head_linear.lower,
+        "index_write": index_write.lower,
         "latent_attention": latent_attention.lower,
         "latent_kv_write": latent_kv_write.lower,
         "layer_inputs": layer_inputs.lower,
@@ -64,6 +67,7 @@ def lowerings() -> Mapping[str, Lower]:
         "rms_scale": rms_scale.lower,
         "rope": rope.lower,
         "rope_kv_write": rope_kv_write.lower,
+        "select_tokens": select_tokens.lower,
         "short_conv": short_conv.lower,
         "swiglu": swiglu.lower,
     }
