@@ -31,6 +31,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    index_entry,
     latent_entry,
     matrix_entries,
 )
@@ -118,7 +119,10 @@ def _token_entry(
         entry = attention_entry(index, num_kv_heads=heads, head_dim=dim, dtype=dtype)
         return ((entry, mixer.window),)
     if isinstance(mixer, LatentAttentionSpec):
-        return ((latent_entry(index, width=mixer.width, dtype=dtype), None),)
+        entries = [latent_entry(index, width=mixer.width, dtype=dtype)]
+        if mixer.indexer is not None:
+            entries.append(index_entry(index, width=mixer.indexer.head_dim, dtype=dtype))
+        return tuple((entry, None) for entry in entries)
     return ()
 
 

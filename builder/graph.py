@@ -29,6 +29,7 @@ from trtc.builder.spec import (
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
+    IndexerSpec,
     LatentAttentionSpec,
     LayerInputSpec,
     LayerInputsSpec,
@@ -134,6 +135,8 @@ class _SourceGraph:
         """Layer -> its group of the cache layout."""
         self._written: dict[int, Value] = {}
         """Layer -> its keys and values as it leaves them, which later layers may read too."""
+        self._selected: dict[int, Value] = {}
+        """Layer -> the tokens that it selected, which later layers may read too."""
         self._inputs: Sequence[Value] = ()
         """Of every layer, beside what the one before it gives."""
         self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
@@ -257,9 +260,7 @@ class _SourceGraph:
                 self._linear(f"{site}.projection", spec.projection, embedded),
                 steps["token_ids"],
                 self._writer.weight(f"{site}.table", table),
-                self._writer.weight(
-                    f"{site}.norm.weight", Tensor(Cast(norm.recipe, "f32"), "f32", norm.shape)
-                ),
+                self._writer.weight(f"{site}.norm.weight", _in_f32(norm)),
             ],
             self._dtype,
             ("T", columns),
@@ -302,7 +303,7 @@ class _SourceGraph:
             name = "mamba"
             mixed, *written = self._mamba2(index, mixer, x, pools, steps)
         elif isinstance(mixer, LatentAttentionSpec):
-            mixed, *written = self._latent_attention(index, mixer, x, pools[0], steps)
+            mixed, *written = self._latent_attention(index, mixer, x, pools, steps)
         else:
             mixed, *written = self._attention(index, mixer, x, pools, positions, steps)
         return name, mixed, written
@@ -394,11 +395,25 @@ class _SourceGraph:
         return self._kv_scale(index, "k"), self._kv_scale(index, "v")
 
     def _latent_attention(
-        self, index: int, spec: LatentAttentionSpec, x: Value, pool: Value, steps: _StepInputs
-    ) -> tuple[Value, Value]:
-        site, group = f"layers.{index}.attention", self._groups[index]
+        self,
+        index: int,
+        spec: LatentAttentionSpec,
+        x: Value,
+        pools: Sequence[Value],
+        steps: _StepInputs,
+    ) -> tuple[Value, ...]:
+        """What it gives, the pool with its latents, and that with its index keys if it has some."""
+        site, group, pool = f"layers.{index}.attention", self._groups[index], pools[0]
         q = x if spec.q_a is None else self._linear(f"{site}.q_a", spec.q_a, x)
-        q = self._linear(f"{site}.q", spec.q, self._optional_norm(f"{site}.q_norm", spec.q_norm, q))
+        source = self._optional_norm(f"{site}.q_norm", spec.q_norm, q)
+        left: tuple[Value, ...] = ()
+        if spec.indexer is not None:
+            self._selected[index], index_pool = self._select(
+                index, spec.indexer, spec.rope, x, source, pools[1], steps
+            )
+            left = (index_pool,)
+        selection = index if spec.selection_layer is None else spec.selection_layer
+        q = self._linear(f"{site}.q", spec.q, source)
         kv = self._linear(f"{site}.kv_a", spec.kv_a, x)
         norm = norm_weight(spec.kv_norm, spec.rank, self._dtype)
         q, written = self._writer.node_of_two(
@@ -410,9 +425,7 @@ class _SourceGraph:
                 steps["positions"],
                 steps[group_input("slots", group)],
                 *self._rope_tables(spec.rope),
-                self._writer.weight(
-                    f"{site}.kv_norm.weight", Tensor(Cast(norm.recipe, "f32"), "f32", norm.shape)
-                ),
+                self._writer.weight(f"{site}.kv_norm.weight", _in_f32(norm)),
                 pool,
                 self._latent_query_scale(spec.query_scale),
             ],
@@ -437,6 +450,7 @@ class _SourceGraph:
                 steps["query_start"],
                 steps["context_lens"],
                 steps[group_input("page_table", group)],
+                self._selected.get(selection),
             ],
             self._dtype,
             ("T", spec.num_heads * spec.rank),
@@ -447,7 +461,69 @@ class _SourceGraph:
         )
         values = self._writer.weight(f"{site}.values.weight", for_values)
         out = self._head_linear(f"{site}.values", attended, values, spec.rank, spec.value_dim)
-        return self._linear(f"{site}.o", spec.o, out), written
+        return self._linear(f"{site}.o", spec.o, out), written, *left
+
+    def _select(
+        self,
+        index: int,
+        spec: IndexerSpec,
+        rope: RopeSpec,
+        x: Value,
+        source: Value,
+        pool: Value,
+        steps: _StepInputs,
+    ) -> tuple[Value, Value]:
+        """The slots of the tokens that each token attends to, and the pool with the index keys.
+
+        `source`: what queries are made of.
+        """
+        site, group = f"layers.{index}.indexer", self._groups[index]
+        q = self._linear(f"{site}.q", spec.q, source)
+        k = self._linear(f"{site}.k", spec.k, x)
+        norm = norm_weight(spec.k_norm, spec.head_dim, self._dtype)
+        bias = norm_bias(spec.k_norm, spec.head_dim, self._dtype)
+        assert bias is not None
+        q, written = self._writer.node_of_two(
+            "index_write",
+            f"{site}.index_write",
+            [
+                q,
+                k,
+                steps["positions"],
+                steps[group_input("slots", group)],
+                *self._rope_tables(rope),
+                self._writer.weight(f"{site}.k_norm.weight", _in_f32(norm)),
+                self._writer.weight(f"{site}.k_norm.bias", _in_f32(bias)),
+                pool,
+            ],
+            (
+                Value(f"{site}.index_write.out", q.dtype, q.shape),
+                Value(f"{pool.name}_out", pool.dtype, pool.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            num_heads=spec.num_heads,
+            eps=spec.k_norm.eps,
+        )
+        wide = self._cast(f"{site}.weights.f32", x, "f32")
+        selected = self._writer.node(
+            "select_tokens",
+            f"{site}.select_tokens",
+            [
+                q,
+                self._exact(f"{site}.weights", spec.weights, wide),
+                written,
+                steps["query_start"],
+                steps["context_lens"],
+                steps[group_input("page_table", group)],
+            ],
+            "i32",
+            ("T", spec.top_k),
+            domain=TRTC_DOMAIN,
+            num_heads=spec.num_heads,
+            top_k=spec.top_k,
+            max_context=self._request.limits.max_seq_len,
+        )
+        return selected, written
 
     def _head_linear(self, site: str, x: Value, weight: Value, in_dim: int, out_dim: int) -> Value:
         return self._writer.node(
@@ -900,7 +976,7 @@ class _SourceGraph:
         )
 
     def _widened(self, name: str, tensor: Tensor) -> Value:
-        return self._writer.weight(name, Tensor(Cast(tensor.recipe, "f32"), "f32", tensor.shape))
+        return self._writer.weight(name, _in_f32(tensor))
 
     def _tail(self, hidden: Value, steps: _StepInputs) -> Value:
         """Only the rows that need logits go through the final norm and the lm_head."""
@@ -1201,3 +1277,8 @@ class _SourceGraph:
         name = "shape_" + "x".join(str(size) for size in sizes[1:])
         target = self._writer.constant(name, np.asarray(sizes, dtype=np.int64), "i64")
         return self._writer.node("Reshape", site, [x, target], x.dtype, shape)
+
+
+def _in_f32(tensor: Tensor) -> Tensor:
+    """The same values, as they were rounded."""
+    return Tensor(Cast(tensor.recipe, "f32"), "f32", tensor.shape)

@@ -120,6 +120,8 @@ class NormSpec:
     """Tensor name; None: there is none. Of a centered norm."""
     multiplier: float = 1.0
     """Multiplies weight and bias: what scales the logits, when it is the final norm's."""
+    interleaved: Interleaved | None = None
+    """Of heads that a linear gives in this order; weight and bias have it then, too."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,31 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """The lightning indexer of DeepSeek Sparse Attention (arXiv:2512.02556): which tokens a token
+    attends to.
+
+        q = rope(q(what attention's q reads))   [T, heads * head_dim]
+        k = rope(k_norm(k(x)))                  [T, head_dim], which the cache keeps
+        score = sum over heads of weights(x) * relu(q . k)
+
+    The top_k tokens with the largest scores are selected (ties: the earlier ones), of those that a
+    token sees; all while these are no more. Positive factors of a score change no order and are
+    left out. Rope, which is the attention's, turns the first dimensions of a head.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    q: LinearSpec
+    k: LinearSpec
+    k_norm: NormSpec
+    """A LayerNorm with a bias."""
+    weights: LinearSpec
+    """[num_heads, H]; multiplied in f32 and never quantised."""
+
+
+@dataclass(frozen=True)
 class LatentAttentionSpec:
     """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434).
 
@@ -231,6 +258,10 @@ class LatentAttentionSpec:
     q_norm: NormSpec | None = None
     """Of what `q_a` gives."""
     query_scale: QueryScale | None = None
+    indexer: IndexerSpec | None = None
+    """None: a token attends to all tokens that it sees, or to what `selection_layer` selected."""
+    selection_layer: int | None = None
+    """An earlier layer with an indexer, whose selection is this layer's (GLM-5.2)."""
 
     @property
     def head_dim(self) -> int:
@@ -631,7 +662,8 @@ class LayerSpec:
             return (mixer.in_proj, mixer.out_proj)
         if isinstance(mixer, LatentAttentionSpec):
             before = () if mixer.q_a is None else (mixer.q_a,)
-            return (*before, mixer.q, mixer.kv_a, mixer.o)
+            index = () if mixer.indexer is None else (mixer.indexer.q, mixer.indexer.k)
+            return (*before, mixer.q, mixer.kv_a, *index, mixer.o)
         if isinstance(mixer, GatedDeltaSpec):
             z = (mixer.z,) if mixer.z_down is None else ()
             return (*mixer.projections, *z, mixer.out_proj)
@@ -685,6 +717,12 @@ class DecoderSpec:
             for index, layer in enumerate(self.layers)
             if isinstance(layer.mixer, LatentAttentionSpec)
         )
+
+    @property
+    def indexers(self) -> tuple[IndexerSpec, ...]:
+        """Of the layers that select tokens."""
+        mixers = (mixer.indexer for _, mixer in self.latent_attentions)
+        return tuple(indexer for indexer in mixers if indexer is not None)
 
     @property
     def mixtures(self) -> tuple[MoeMlpSpec, ...]:

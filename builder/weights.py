@@ -117,6 +117,8 @@ def norm_bias(norm: NormSpec, size: int, dtype: str) -> Tensor | None:
 
 
 def _of_norm(recipe: Recipe, norm: NormSpec, size: int, dtype: str) -> Tensor:
+    if norm.interleaved is not None:
+        recipe = Apply(_Halves(norm.interleaved), (recipe,))
     if norm.multiplier != 1.0:
         recipe = Apply(_Times(norm.multiplier), (Cast(recipe, "f32"),))
     return Tensor(Cast(recipe, dtype), dtype, (size,))

@@ -34,6 +34,8 @@ SCALE_BYTES: Mapping[KvDType, int] = {"i8": 4, "i4": 4}
 """Of the f32 scale that each token and head has in planes of a type; 0: none."""
 _PACKED: Mapping[KvDType, DTypeName] = {"i4": "u8"}
 """What holds the elements of a type of which a byte has two."""
+_BESIDE_OTHERS = ("index", "matrix")
+"""Planes of a layer that has another entry, too."""
 _ALIGNMENT = 64
 """Alignment of states in bytes, for wide loads."""
 
@@ -41,8 +43,9 @@ _ALIGNMENT = 64
 class Plane(Record, frozen=True):
     """A tensor of a layer's cache: [heads, width] for each token, or for each state."""
 
-    name: Literal["k", "v", "latent", "columns", "matrix"]
-    """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net or of
+    name: Literal["k", "v", "latent", "index", "columns", "matrix"]
+    """index: the key by which attention's tokens are selected.
+    columns: the last inputs of a convolution. matrix: the recurrent state of a delta net or of
     Mamba."""
     heads: Count
     """For a convolution's state: the number of its columns."""
@@ -76,8 +79,8 @@ class Plane(Record, frozen=True):
 class Entry(Record, frozen=True):
     """The cache of a layer, and the other layers that read it instead of one of their own.
 
-    A layer with states of several shapes has an entry for each: a recurrence has the columns
-    of its convolution and a matrix.
+    A layer with planes or states of several shapes has an entry for each: a recurrence has the
+    columns of its convolution and a matrix, a sparse attention its latents and index keys.
     """
 
     layer: Index
@@ -138,8 +141,9 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the pool in the graph; the graph's output adds `_out`."""
-        is_matrix = self.entry.planes[0].name == "matrix"
-        return f"kv_{self.entry.layer}_matrix" if is_matrix else f"kv_{self.entry.layer}"
+        plane = self.entry.planes[0].name
+        name = f"kv_{self.entry.layer}"
+        return f"{name}_{plane}" if plane in _BESIDE_OTHERS else name
 
 
 class CacheLayout(Record, frozen=True):
@@ -256,8 +260,8 @@ class CacheLayout(Record, frozen=True):
 
     def of_rank(self, ranks: int, whole: Mapping[int, int] | None = None) -> "CacheLayout":
         """The layout of one of `ranks` ranks, each with an equal share of the heads of keys, values
-        and matrices and of the channels of convolutions. Latents are those of all heads: every
-        rank has them whole.
+        and matrices and of the channels of convolutions. Latents and index keys are those of all
+        heads: every rank has them whole.
 
         Args:
             whole: layer -> channels of its convolution that every rank has (B and C of Mamba-2, if
@@ -280,7 +284,7 @@ class CacheLayout(Record, frozen=True):
 
 
 def _plane_of_rank(plane: Plane, ranks: int, whole_channels: int) -> Plane:
-    if plane.name == "latent":
+    if plane.name in ("latent", "index"):
         return plane
     # Convolutions have columns in place of heads, and Mamba's scan has a head of all channels.
     is_by_width = plane.name == "columns" or (plane.name == "matrix" and plane.heads == 1)
@@ -325,6 +329,11 @@ def latent_entry(layer: int, *, width: int, dtype: KvDType) -> Entry:
     """The cache of latent attention: one latent, from which all heads' keys and values are
     computed, followed by the rotary part of the keys."""
     return Entry(layer=layer, planes=(Plane(name="latent", heads=1, width=width, dtype=dtype),))
+
+
+def index_entry(layer: int, *, width: int, dtype: KvDType) -> Entry:
+    """The cache of what selects a sparse attention's tokens, beside that of the attention."""
+    return Entry(layer=layer, planes=(Plane(name="index", heads=1, width=width, dtype=dtype),))
 
 
 def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDType) -> Entry:

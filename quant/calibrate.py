@@ -291,8 +291,10 @@ def _journals(
     placement: Placement,
 ) -> "Journals | None":
     from trtc.quant.journal import key_of_inputs, open_journals
+    from trtc.quant.layerwise import carries_more
 
-    if directory is None:
+    # A journal has hidden states alone of what a layer gives.
+    if directory is None or carries_more(model):
         return None
     key = key_of_inputs(
         model_dir, [text.sequences for text in texts], placement.name, str(model.dtype)

@@ -19,10 +19,12 @@ _NUMBERED = ("w1", "w3", "w2")
 _LINEAR_NAMES: Mapping[str, tuple[str, ...]] = {
     "DeepseekV2Experts": _PROJ,
     "DeepseekV3Experts": _PROJ,
+    "DeepseekV32Experts": _PROJ,
     "Ernie4_5_MoeExperts": _PROJ,
     "Gemma4TextExperts": _PROJ,
     "Glm4MoeExperts": _PROJ,
     "Glm4MoeLiteExperts": _PROJ,
+    "GlmMoeDsaExperts": _PROJ,
     "GraniteMoeExperts": _PROJ,
     "GraniteMoeHybridExperts": _PROJ,
     "GraniteMoeSharedExperts": _PROJ,

@@ -24,6 +24,8 @@ from trtc.quant.wide_linears import wide_linears
 
 BATCH = 4
 """Sequences that are computed at once."""
+_CARRIED = "prev_topk_indices"
+"""What a layer of GLM-5 gives beside its hidden states; the next one takes it by this name."""
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -72,15 +74,32 @@ def open_stream(
 def run_layer(layer: nn.Module, index: int, stream: Stream) -> Iterator[torch.Tensor]:
     """The outputs [sequences, tokens, hidden_size] of a layer, batch after batch."""
     for batch in stream:
-        with torch.inference_mode():
-            result = layer(batch.hidden, **batch.arguments[index])
-        yield result[0] if isinstance(result, tuple) else result
+        yield _outputs(layer, index, batch)[0]
 
 
 def advance(layer: nn.Module, index: int, stream: Stream) -> None:
     """Replace a stream's hidden states by a layer's outputs."""
-    for batch, hidden in zip(stream, run_layer(layer, index, stream), strict=True):
-        batch.hidden = hidden
+    for batch in stream:
+        batch.hidden, *others = _outputs(layer, index, batch)
+        for arguments in batch.arguments[index + 1 : index + 2]:
+            if _CARRIED in arguments:
+                arguments[_CARRIED] = others[0]
+
+
+def _outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Hidden states first."""
+    with torch.inference_mode():
+        result = layer(batch.hidden, **batch.arguments[index])
+    return result if isinstance(result, tuple) else (result,)
+
+
+def carries_more(model: Any) -> bool:
+    """Whether a layer needs more of the one before it than hidden states."""
+    return any(_CARRIED in _parameters(layer) for layer in model.base_model.layers)
+
+
+def _parameters(layer: nn.Module) -> list[str]:
+    return list(inspect.signature(layer.forward).parameters)
 
 
 def run_layers(source: LayerSource, stream: Stream) -> None:
@@ -188,13 +207,13 @@ def _standing_in(
     and gives `result` of its hidden states."""
     calls: list[_Call] = []
 
-    def stand_in(layer: nn.Module) -> Callable[..., torch.Tensor]:
+    def stand_in(layer: nn.Module) -> Callable[..., Any]:
         # Arguments by position have the names that come after the hidden states.
-        _, *names = inspect.signature(layer.forward).parameters
+        _, *names = _parameters(layer)
 
-        def record(hidden: torch.Tensor, *given: Any, **arguments: Any) -> torch.Tensor:
+        def record(hidden: torch.Tensor, *given: Any, **arguments: Any) -> Any:
             calls.append((hidden, dict(zip(names, given, strict=False)) | arguments))
-            return result(hidden)
+            return (result(hidden), None) if _CARRIED in names else result(hidden)
 
         return record
 

@@ -41,6 +41,8 @@ NEVER_QUANTIZED = (
     # Of Mamba: steps, and what a state takes in and gives.
     "*.mamba.x_proj.*",
     "*.mamba.dt_proj.*",
+    # Of DeepSeek Sparse Attention: what the scores of a head count.
+    "*.indexer.weights_proj*",
     # Of Gemma 4, before the layers.
     "*per_layer_model_projection*",
 )

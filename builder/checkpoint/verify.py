@@ -240,6 +240,9 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec | None) -> None:
         _add_norm(shapes, mixer.q_norm, mixer.q.in_features)
         _add_norm(shapes, mixer.kv_norm, mixer.rank)
         _add_linear(shapes, mixer.kv_b)
+        if mixer.indexer is not None:
+            _add_norm(shapes, mixer.indexer.k_norm, mixer.indexer.head_dim)
+            _add_linear(shapes, mixer.indexer.weights)
         return
     if isinstance(mixer, GatedDeltaSpec):
         _add_delta(shapes, mixer)
@@ -359,6 +362,7 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
+    known |= {one.weights.name for one in spec.indexers}
     known |= {one.name for mlp in spec.mixtures for one in mlp.routers}
     known |= {name for layer in spec.layers for name in _convolutions(layer.mixer)}
     for name in unknown:

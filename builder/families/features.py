@@ -105,6 +105,10 @@ FEATURES: Mapping[str, _Test] = {
     "experts scaled": _any_mixture(lambda mlp: mlp.router.expert_scale is not None),
     "gated shared experts": _any_mixture(lambda mlp: mlp.shared_gate is not None),
     "latent attention": lambda spec: bool(spec.latent_attentions),
+    "tokens selected by an indexer": lambda spec: bool(spec.indexers),
+    "selections of earlier layers": lambda spec: any(
+        one.selection_layer is not None for _, one in spec.latent_attentions
+    ),
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),
     "delta nets that decay by channel": _any_layer(

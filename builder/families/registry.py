@@ -9,7 +9,7 @@ from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
-from trtc.builder.families.deepseek import deepseek_v2, deepseek_v3, kimi_k25
+from trtc.builder.families.deepseek import deepseek_v2, deepseek_v3, deepseek_v32, kimi_k25
 from trtc.builder.families.ernie4_5_moe import ernie4_5_moe
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
@@ -18,6 +18,7 @@ from trtc.builder.families.gemma4 import gemma4, gemma4_unified
 from trtc.builder.families.glm4 import glm, glm4
 from trtc.builder.families.glm4_moe import glm4_moe
 from trtc.builder.families.glm4_moe_lite import glm4_moe_lite
+from trtc.builder.families.glm_moe_dsa import glm_moe_dsa
 from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
 from trtc.builder.families.granite_hybrid import granite_moe_hybrid
@@ -101,10 +102,12 @@ FAMILIES: Mapping[str, Family] = {
     "Cohere2ForCausalLM": cohere2,
     "DeepseekV2ForCausalLM": deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek_v3,
+    "DeepseekV32ForCausalLM": deepseek_v32,
     "KimiK25ForConditionalGeneration": kimi_k25,
     "Kimi_K25ForConditionalGeneration": kimi_k25,
     "KimiLinearForCausalLM": kimi_linear,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite,
+    "GlmMoeDsaForCausalLM": glm_moe_dsa,
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,
     "NemotronForCausalLM": nemotron,

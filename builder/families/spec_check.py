@@ -19,6 +19,7 @@ from trtc.builder.spec import (
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
+    IndexerSpec,
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
@@ -116,6 +117,7 @@ class _Check:
         for index, layer in enumerate(spec.layers):
             self.layer(f"layers[{index}]", layer, spec.hidden_size)
             self.shared_cache(f"layers[{index}].mixer", spec, index, layer)
+            self.selection(f"layers[{index}].mixer", spec, index, layer)
         self.inputs(spec)
 
     def layer(self, place: str, layer: LayerSpec, hidden: int) -> None:
@@ -232,6 +234,44 @@ class _Check:
         for name, norm in (("q_norm", spec.q_norm), ("kv_norm", spec.kv_norm)):
             if norm is not None and norm.centered:
                 self.fail(f"{place}.{name}.centered", "is True, and latents have RMS norms only")
+
+        if spec.indexer is not None:
+            self.indexer(f"{place}.indexer", spec.indexer, spec, hidden)
+
+    def indexer(
+        self, place: str, spec: IndexerSpec, attention: LatentAttentionSpec, hidden: int
+    ) -> None:
+        self.between(f"{place}.top_k", spec.top_k, 1, INTEGERS["index_topk"])
+        self.between(f"{place}.head_dim", spec.head_dim, attention.rope_dim, _MOST["head_dim"])
+        if spec.head_dim % LATENT_MULTIPLE:
+            self.fail(f"{place}.head_dim", f"is {spec.head_dim}, no multiple of 8")
+        width, q_rank = spec.num_heads * spec.head_dim, attention.q.in_features
+        self.linear(f"{place}.q", spec.q, q_rank, width)
+        self.linear(f"{place}.k", spec.k, hidden, spec.head_dim)
+        self.linear(f"{place}.weights", spec.weights, hidden, spec.num_heads)
+        if not spec.k_norm.centered or spec.k_norm.bias is None:
+            self.fail(f"{place}.k_norm", "is no LayerNorm with a bias")
+        pairs = spec.q.interleaved
+        if not pairs == spec.k.interleaved == spec.k_norm.interleaved:
+            self.fail(f"{place}.k.interleaved", "is not that of q and k_norm")
+        if pairs is not None:
+            self.same(f"{place}.q.interleaved.head_dim", pairs.head_dim, spec.head_dim, "head_dim")
+            rotary = attention.rope_dim
+            self.same(f"{place}.q.interleaved.rotary_dim", pairs.rotary_dim, rotary, "rope")
+
+    def selection(self, place: str, spec: DecoderSpec, index: int, layer: LayerSpec) -> None:
+        """A layer that selects no tokens may have those of an earlier one that does."""
+        mixer = layer.mixer
+        if not isinstance(mixer, LatentAttentionSpec) or mixer.selection_layer is None:
+            return
+        if mixer.indexer is not None:
+            self.fail(f"{place}.selection_layer", "is given beside an indexer")
+        self.between(f"{place}.selection_layer", mixer.selection_layer, 0, index - 1)
+        source = spec.layers[mixer.selection_layer].mixer
+        if not isinstance(source, LatentAttentionSpec) or source.indexer is None:
+            self.fail(
+                f"{place}.selection_layer", f"is {mixer.selection_layer}, which has no indexer"
+            )
 
     def _pairs(self, place: str, spec: AttentionSpec) -> None:
         pairs = spec.q.interleaved

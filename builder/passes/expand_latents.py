@@ -24,7 +24,8 @@ def expand_latents(rewriter: Rewriter, least_new: int = LEAST_NEW) -> bool:
 
     Rule: head_linear(latent_attention(head_linear(q, keys), ...), values) ->
     expanded_latent_attention(head_linear(latent_attention(..., least_new, room), values), q, keys,
-    values, ...), where steps have room for a prompt.
+    values, ...), where steps have room for a prompt. Where tokens are selected, most_context keeps
+    those sequences absorbed of which a token sees more than its selection holds.
     """
     if rewriter.limits.max_num_tokens < least_new:
         return False
@@ -45,9 +46,13 @@ def _expand(rewriter: Rewriter, node: Node, least_new: int) -> None:
     value_dim, dtype = int(values.attrs["out_dim"]), dtype_of(node.outputs[0])
     limits = rewriter.limits
     token_bytes = DTYPES[dtype].num_bytes(heads * (head_dim + value_dim))
+    selected = input_of(node, "selected")
+    most = 0 if selected is None else int(selected.shape[1])
+    longest = min(limits.max_seq_len, most or limits.max_seq_len)
     choice = {
         "least_new": least_new,
-        "room": room_for(token_bytes, limits.max_seq_len, limits.max_num_tokens),
+        "room": room_for(token_bytes, longest, limits.max_num_tokens),
+        "most_context": most,
     }
     node.attrs.update(choice)
     site, out = site_of(node), values.outputs[0]

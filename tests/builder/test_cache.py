@@ -168,6 +168,30 @@ def test_a_latent_is_one_plane_with_one_vector_a_token() -> None:
     assert [plane.name for plane in kv.places[0].entry.planes] == ["latent"]
 
 
+def test_index_keys_lie_beside_the_latents_in_the_same_pages() -> None:
+    """A DeepSeek-V3.2 of three layers."""
+    fields = {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 128,
+        "max_position_embeddings": LONG,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    kv = cache_layout(decoder_spec(fields, LONG), 16, "bf16", window_groups=True)
+    assert kv.windows == (None,)
+    assert kv.page_bytes == 16 * 3 * (576 + 128) * 2
+    names = [name for layer in range(3) for name in (f"kv_{layer}", f"kv_{layer}_index")]
+    assert [place.name for place in kv.places] == names
+    assert kv.pool_shape(kv.places[1]) == ("num_pages", 1, 16, 1, 128)
+
+
 def test_an_entry_names_the_layers_that_read_it() -> None:
     """A Gemma 4 E2B in small: the last 4 of 10 layers have no keys of their own."""
     config = {

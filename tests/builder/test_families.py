@@ -183,6 +183,7 @@ MINISTRAL3_UNSCALED = {
 }
 
 
+GLM_PATTERN = {"indexer_types": None, "index_topk_pattern": "FSXS"}
 LLAMA4_NO_STEP = {"moe_layers": ..., "interleave_moe_layer_step": 0}
 
 
@@ -274,6 +275,8 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("deepseek_v3", {"norm_topk_prob": False}),
         ("deepseek_v3", {"rope_parameters": {**LATENT_YARN, "mscale_all_dim": 0}}),
         ("deepseek_v3", {"rope_interleave": False}),
+        ("deepseek_v32", {"index_topk": PROMPT}),
+        ("deepseek_v32", {"index_topk": 10}),
         ("deepseek_v2", {"topk_method": "greedy"}),
         ("deepseek_v2", {"routed_scaling_factor": 1.0}),
         ("mistral4", {"norm_topk_prob": False}),
@@ -366,6 +369,45 @@ def test_phi3_reads_su_as_longrope() -> None:
     config = flat_spelling("phi3_longrope")
     config["rope_scaling"]["type"] = "su"
     assert decoder_spec(config, 64) == decoder_spec(config_of("phi3_longrope"), 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"indexer_types": ..., "index_topk_pattern": "FSFS"},
+        {"indexer_types": ..., "index_topk_pattern": ["full", "shared", "full", "shared"]},
+        {"indexer_types": ..., "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ],
+)
+def test_glms_layers_with_an_indexer_by_all_of_their_spellings(fields: dict[str, Any]) -> None:
+    expected = decoder_spec(config_of("glm_moe_dsa"), 64)
+    assert [one.selection_layer for _, one in expected.latent_attentions] == [None, 0, None, 2]
+    assert decoder_spec(config_of("glm_moe_dsa", **fields), 64) == expected
+
+
+def test_glm_5_2_as_published() -> None:
+    """One layer in four has an indexer, behind the first three."""
+    fields = {
+        "num_hidden_layers": 78,
+        "mlp_layer_types": ...,
+        "indexer_types": ...,
+        "index_topk_pattern": None,
+        "index_topk_freq": 4,
+        "index_skip_topk_offset": 3,
+        "indexer_rope_interleave": True,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 1,
+    }
+    spec = decoder_spec(config_of("glm_moe_dsa", **fields), 64)
+    full = [index for index, one in spec.latent_attentions if one.indexer is not None]
+    assert full == [0, 1, *range(2, 78, 4)]
+    sources = [one.selection_layer for _, one in spec.latent_attentions]
+    assert sources[:8] == [None, None, None, 2, 2, 2, None, 6]
+
+
+def test_all_of_glms_layers_have_an_indexer_where_nothing_is_said() -> None:
+    spec = decoder_spec(config_of("glm_moe_dsa", indexer_types=...), 64)
+    assert len(spec.indexers) == len(spec.layers)
 
 
 KIMI_LINEAR = {
@@ -917,6 +959,20 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("deepseek_v3", {"scoring_func": "softmax"}, UnsupportedError, "scoring_func"),
         ("deepseek_v3", {"topk_method": "greedy"}, UnsupportedError, "topk_method: 'greedy'"),
         ("deepseek_v3", {"n_shared_experts": 10**9}, CheckpointError, "at most 64"),
+        ("deepseek_v32", {"index_topk": 0}, CheckpointError, "index_topk: is 0"),
+        ("deepseek_v32", {"index_topk": 10**9}, CheckpointError, "at most 65536"),
+        ("deepseek_v32", {"index_n_heads": 10**9}, CheckpointError, "at most 1024"),
+        ("deepseek_v32", {"index_head_dim": 8}, UnsupportedError, "less than qk_rope_head_dim 16"),
+        ("deepseek_v32", {"index_head_dim": 20}, UnsupportedError, "is 20, no multiple of 8"),
+        ("deepseek_v32", {"q_lora_rank": None}, CheckpointError, "q_lora_rank: is missing"),
+        ("deepseek_v32", {"rope_interleave": False}, UnsupportedError, "rope_interleave: False"),
+        ("deepseek_v32", {"indexer_rope_interleave": True}, UnsupportedError, "interleave: True"),
+        ("glm_moe_dsa", {"indexer_rope_interleave": False}, UnsupportedError, "interleave: False"),
+        ("glm_moe_dsa", {"indexer_types": ["full"]}, CheckpointError, "names 1 layers of 4"),
+        ("glm_moe_dsa", {"indexer_types": ["shared"] * 4}, CheckpointError, "first layer shared"),
+        ("glm_moe_dsa", {"indexer_types": ["own"] * 4}, UnsupportedError, "'own' is not"),
+        ("glm_moe_dsa", {"indexer_types": 3}, CheckpointError, "indexer_types: is 3, not a list"),
+        ("glm_moe_dsa", GLM_PATTERN, UnsupportedError, "index_topk_pattern: layer type 'X'"),
         ("deepseek_v2", {"norm_topk_prob": True}, UnsupportedError, "norm_topk_prob: True"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, UnsupportedError, "topk_method: 'noaux_tc'"),
         ("deepseek_v2", {"topk_group": 9}, CheckpointError, "topk_group: is 9, and there are 4"),

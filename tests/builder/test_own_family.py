@@ -27,7 +27,7 @@ from trtc.builder.families.spec_check import check_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
-from trtc.builder.spec import NO_ROPE, DecoderSpec, LinearSpec
+from trtc.builder.spec import NO_ROPE, DecoderSpec, LinearSpec, NormSpec
 from trtc.protos.errors import CheckpointError, RequestError
 
 MINE = """
@@ -177,6 +177,19 @@ def at(place: str, value: Any) -> Change:
         ("llama", "layers[0].attention_norm", "norm", "is 'norm', not NormSpec or None"),
         ("cohere", "layers[0].mixer.k.interleaved", None, "is not that of q"),
         ("cohere", "layers[0].mixer.rope", NO_ROPE, "is 16, and rope makes it 2"),
+        ("deepseek_v32", "layers[0].mixer.indexer.q.in_features", 5, "the layer makes it 40"),
+        ("deepseek_v32", "layers[0].mixer.indexer.head_dim", 12, "is 12, not from 16 to"),
+        ("deepseek_v32", "layers[0].mixer.indexer.top_k", 0, "is 0, not from 1 to 65536"),
+        (
+            "deepseek_v32",
+            "layers[0].mixer.indexer.k_norm",
+            NormSpec("a", 1.0),
+            "LayerNorm with a bias",
+        ),
+        ("deepseek_v32", "layers[1].mixer.selection_layer", 0, "is given beside an indexer"),
+        ("glm_moe_dsa", "layers[3].mixer.selection_layer", 3, "is 3, not from 0 to 2"),
+        ("glm_moe_dsa", "layers[3].mixer.selection_layer", 1, "is 1, which has no indexer"),
+        ("glm_moe_dsa", "layers[0].mixer.indexer.k.interleaved", None, "that of q and k_norm"),
         ("qwen3", "layers[0].mixer.q_norm.centered", True, "RMS norms only"),
         ("olmo2", "layers[0].mixer.norm_after_rope", True, "norms over all heads are before"),
         ("mixtral", "layers[0].mlp.router.top_k", 5, "is 5, not from 1 to 4"),

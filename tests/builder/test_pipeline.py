@@ -579,10 +579,11 @@ def test_a_recurrence_with_one_norm_is_not_spread_over_gpus(tmp_path: Path) -> N
         ({"kv_dtype": "int4"}, "--kv-dtype: the latent attention of DeepseekV3.* kernels for int4"),
     ],
 )
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
 def test_latent_attention_is_refused_where_no_kernel_has_it(
-    options: dict[str, Any], problem: str, tmp_path: Path
+    family: str, options: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    model = tiny_checkpoint("deepseek_v3", tmp_path)
+    model = tiny_checkpoint(family, tmp_path)
     with pytest.raises(UnsupportedError, match=problem):
         build(BuildRequest(str(model), tmp_path / "engine", **options))
 

@@ -75,6 +75,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "glm_moe_dsa": {
+        "num_hidden_layers": 2,
+        "mlp_layer_types": ["dense", "dense"],
+        "indexer_types": ["full", "shared"],
+    },
     "granite_moe_hybrid": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
@@ -96,7 +101,8 @@ have two states, and a gate behind attention; one with delta nets that decay by 
 latent attention that has no rotary embedding; one with norms after a layer's parts and over all
 heads, one with sinks and biased experts, one with LayerNorm and squared ReLU without a gate, one
 with attention and MLP side by side, one with queries scaled by their position, one with latent
-attention before experts that a sigmoid router chooses by groups, one with Mamba-2 layers, one
+attention before experts that a sigmoid router chooses by groups, one with latent attention to
+tokens that it or an earlier layer selects, one with Mamba-2 layers, one
 with Mamba's, one whose layers are of one part each, with latent experts that have no gate, one
 with norms of q and k after rope, one with a SparseMixer and a bias of the lm_head, one with layers
 that have no rotary embedding, and one that attends within chunks before experts of weighted

@@ -121,11 +121,19 @@ def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
     assert (result["drawn"] == result["drawn"][0]).all()
 
 
+GLM = {
+    "num_hidden_layers": 2,
+    "mlp_layer_types": ["dense", "dense"],
+    "indexer_types": ["full", "shared"],
+}
+
+
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
         ("qwen3_next", {"num_hidden_layers": 2}),
         ("deepseek_v2_lite", {"num_hidden_layers": 2}),
+        ("glm_moe_dsa", GLM),
         ("nemotron_h", {}),
         ("granite_moe_hybrid", {}),
         ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),

@@ -40,6 +40,7 @@ def opened(engine: Path, num_pages: int) -> Session:
         ("gemma2", None),
         ("qwen3_moe", None),
         ("gemma4_e", None),
+        ("glm_moe_dsa", None),
         ("gemma2", "int4"),
         ("gemma4_e", "int4"),
     ],

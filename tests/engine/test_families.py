@@ -44,6 +44,8 @@ FAMILIES = (
     "nemotron",
     "ministral3",
     "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
     "mistral4",
     "gpt_oss",
     "granite_moe_hybrid",

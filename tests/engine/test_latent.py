@@ -1,17 +1,22 @@
 """A compiled model with latent attention under the loop: prefixes, preemption and drafts leave the
 tokens as they are."""
 
+import pytest
+
 from tests.engine.conftest import Engines
 from tests.engine.test_state_groups import running
 from tests.support.models import random_prompt, transformers_greedy
 from tests.support.requests import greedy_request
 
-FAMILY = "deepseek_v3"
+FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 
 
-def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_crowded_pool_serves_the_tokens_of_transformers(
+    tiny_engines: Engines, family: str
+) -> None:
     """Too few pages for all at once; what they have in common is computed once."""
-    checkpoint, engine = tiny_engines(FAMILY)
+    checkpoint, engine = tiny_engines(family)
     shared = random_prompt(48, seed=9)
     prompts = [[*shared, *random_prompt(8, seed=seed)] for seed in range(4)]
     expected = [transformers_greedy(checkpoint, prompt, 40) for prompt in prompts]
@@ -28,8 +33,9 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines)
     assert stats.prefix_hit_tokens > 0
 
 
-def test_drafts_change_no_token(tiny_engines: Engines) -> None:
-    checkpoint, engine = tiny_engines(FAMILY)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_no_token(tiny_engines: Engines, family: str) -> None:
+    checkpoint, engine = tiny_engines(family)
     prompts = [random_prompt(30 + 5 * seed, seed=seed) for seed in range(3)]
     answers = [transformers_greedy(checkpoint, prompt, 60) for prompt in prompts]
     with running(engine, 160, answers) as loop:

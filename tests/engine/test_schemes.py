@@ -48,6 +48,12 @@ FIELDS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 128,
         "kv_lora_rank": 128,
     },
+    "deepseek_v32": {
+        **LLAMA,
+        "moe_intermediate_size": 128,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 128,
+    },
     "granite_moe_hybrid": {
         **LLAMA,
         "num_hidden_layers": 2,
@@ -70,6 +76,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("lfm2", "bf16", "f8e4m3", False),
         ("lfm2", "int4_awq", None, False),
         ("deepseek_v3", "fp8", "f8e4m3", False),
+        ("deepseek_v32", "fp8", "f8e4m3", False),
         ("qwen3_5", "bf16", "f8e4m3", False),
         ("qwen3_5", "fp8", None, False),
         ("qwen3_5", "int4_awq", None, False),

@@ -16,6 +16,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    index_entry,
     latent_entry,
     matrix_entries,
 )
@@ -89,7 +90,7 @@ def test_int4_has_two_elements_in_a_byte_and_a_scale_of_each_token_and_head() ->
 
 
 @pytest.mark.parametrize("dtype", ["i8", "i4"])
-@pytest.mark.parametrize("name", ["latent", "columns", "matrix"])
+@pytest.mark.parametrize("name", ["latent", "index", "columns", "matrix"])
 def test_scales_are_for_keys_and_values(name: Any, dtype: Any) -> None:
     with pytest.raises(ValueError, match=f"a plane {name} has no {dtype}"):
         Plane(name=name, heads=1, width=64, dtype=dtype)
@@ -155,7 +156,7 @@ def test_a_rank_has_its_share_of_a_states_channels() -> None:
     assert layout.groups[1].entries[0].planes[0].heads == 2
 
 
-def test_a_rank_has_its_share_of_matrices_and_all_of_a_latent() -> None:
+def test_a_rank_has_its_share_of_matrices_and_all_of_latents_and_index_keys() -> None:
     entries = matrix_entries(
         0, num_columns=3, channels=32, heads=4, key_dim=4, value_dim=8, dtype="bf16"
     )
@@ -163,12 +164,13 @@ def test_a_rank_has_its_share_of_matrices_and_all_of_a_latent() -> None:
     layout = CacheLayout(
         page_size=4,
         groups=(
-            Group(kind=Full(), entries=(latent,)),
+            Group(kind=Full(), entries=(latent, index_entry(1, width=32, dtype="bf16"))),
             Group(kind=State(), entries=entries),
         ),
     )
     shapes = {one.name: layout.of_rank(2).pool_shape(one) for one in layout.of_rank(2).places}
     assert shapes["kv_1"] == ("num_pages", 1, 4, 1, 64)
+    assert shapes["kv_1_index"] == ("num_pages", 1, 4, 1, 32)
     assert shapes["kv_0"] == ("num_pages", 3, 16)
     assert shapes["kv_0_matrix"] == ("num_pages", 2, 32)
     with pytest.raises(InvariantError, match="the heads of matrix: 4 by 8 ranks"):

@@ -91,7 +91,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granite_moe": {"intermediate_size": 128},
     "granite_moe_shared": {"intermediate_size": 128, "shared_intermediate_size": 128},
     "ernie4_5_moe": {"moe_intermediate_size": 128, "num_hidden_layers": 4},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), LATENT),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "mistral4"), LATENT
+    ),
+    "glm_moe_dsa": {
+        **LATENT,
+        "mlp_layer_types": ["dense", "sparse"],
+        "indexer_types": ["full", "shared"],
+    },
     "qwen3_5": {"linear_value_head_dim": 32, "num_hidden_layers": 4},
 }
 CASES = [
@@ -107,6 +114,7 @@ CASES = [
     ("mixtral", "int8_sq"),
     ("mixtral", "w4a8_awq"),
     ("deepseek_v3", "int4_awq"),
+    ("deepseek_v32", "int4_awq"),
     ("qwen2_moe", "int8_sq"),
     ("gemma4_e", "int4_awq"),
     ("gemma4_moe", "int4_awq"),

@@ -406,6 +406,35 @@ def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path)
     assert np.median(errors) < most_error(name), f"{np.median(errors):.2e} of the logits' power"
 
 
+GLM = {
+    "num_hidden_layers": 2,
+    "mlp_layer_types": ["dense", "dense"],
+    "indexer_types": ["full", "shared"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "fields"),
+    [("fp8_blocks", "deepseek_v32", {}), ("fp8_blocks_e8m0", "glm_moe_dsa", GLM)],
+)
+def test_indexers_as_they_are_quantised(
+    name: str, family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """wq_b and wk in FP8 as all other linears, and weights_proj as it was."""
+    own = {**LATENT, "index_head_dim": 128, "index_topk": 24, **fields}
+    linears = r"(?:.*_proj(_with_mqa)?(?<!weights_proj)|.*\.indexer\.w[qk].*)"
+    quantized, plain = quantized_pair(name, tmp_path, family, linears, **own)
+    request = BuildRequest(
+        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
+    )
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = expected_logits(name, plain, ids.tolist())
+    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
+    assert np.median(errors) < most_error(name), f"{np.median(errors):.2e} of the logits' power"
+
+
 def test_quantised_linear_of_another_size_than_the_config_says(tmp_path: Path) -> None:
     quantized, _ = quantized_pair("awq", tmp_path)
     config = json.loads((quantized / "config.json").read_text())

@@ -80,6 +80,23 @@ def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     assert len(list((journal / "calibration").iterdir())) == 1
 
 
+def test_a_model_whose_layers_give_more_than_hidden_states_has_none(tmp_path: Path) -> None:
+    """GLM-5's give the tokens that they selected."""
+    model = wide_checkpoint("glm_moe_dsa", tmp_path)
+    text, journal = calibration_ids(tmp_path / "ids.jsonl"), tmp_path / "journal"
+    quantize_checkpoint(
+        model,
+        SCHEMES["iq4_g16"],
+        "bf16",
+        text,
+        tmp_path / "out",
+        lambda step: None,
+        HELDOUT,
+        journal=journal,
+    )
+    assert not journal.exists()
+
+
 def layer(number: int) -> dict[str, Rounded]:
     codes = torch.full((4, 8), number, dtype=torch.int8)
     return {"a": Rounded(codes, torch.ones(4, 1)), "b": Rounded(codes, torch.ones(4, 1))}

@@ -27,6 +27,7 @@ FAMILIES = (
     "nemotron_h_moe",
     "gpt_oss",
     "deepseek_v3",
+    "glm_moe_dsa",  # selections of other layers
 )
 
 

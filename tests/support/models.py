@@ -68,6 +68,7 @@ _LATENT_EXPERTS: Mapping[str, Any] = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 32,
 }
+_INDEXER: Mapping[str, Any] = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 11}
 LATENT_YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -601,6 +602,30 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "routed_scaling_factor": 1.5,
             "rope_parameters": LATENT_YARN,
             "attention_bias": True,
+        },
+    ),
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        {
+            **_LATENT,
+            **_LATENT_EXPERTS,
+            **_INDEXER,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": LATENT_YARN,
+            "attention_bias": True,
+        },
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        {
+            **_LATENT,
+            **_LATENT_EXPERTS,
+            **_INDEXER,
+            "num_hidden_layers": 4,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "indexer_types": ["full", "shared", "full", "shared"],
         },
     ),
     "deepseek_v2": (

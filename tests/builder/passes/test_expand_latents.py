@@ -36,6 +36,17 @@ def test_prompts_are_expanded_and_compute_the_same() -> None:
     assert_unchanged(FROM_FIVE, new)
 
 
+def test_where_tokens_are_selected_longer_contexts_stay_absorbed() -> None:
+    """Of 9 and 5 tokens, of which 7 are selected; the buffer need hold no more."""
+    old, reader = before(EXPAND_LATENTS, Tiny(latent=True, top_k=7))
+    new, changed = run_passes(old, [Loose(FROM_FIVE)])
+    assert changed
+    for op in ("latent_attention", "expanded_latent_attention"):
+        given = attributes(nodes(new, op)[0])
+        assert (given["least_new"], given["most_context"]) == (5, 7)
+    assert_same_function(old, new, reader, 1e-5)
+
+
 def test_steps_too_small_for_a_prompt_stay_absorbed() -> None:
     module, _ = before(EXPAND_LATENTS, Tiny(latent=True))
     limits = msgspec.structs.replace(LIMITS, max_num_tokens=LEAST_NEW - 1)

@@ -250,8 +250,8 @@ def assert_same_logits(
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
-        *((family, "fp32") for family in ("deepseek_v3", "gpt_oss", "granite_moe_hybrid")),
-        *((family, "fp32") for family in ("llama4", "nemotron_h_moe")),
+        *((family, "fp32") for family in ("deepseek_v3", "glm_moe_dsa", "gpt_oss")),
+        *((family, "fp32") for family in ("granite_moe_hybrid", "llama4", "nemotron_h_moe")),
         *((family, "fp8") for family in ("mixtral", "qwen3_5_moe")),
         ("gpt_oss", "mxfp4"),
     ],

@@ -24,6 +24,7 @@ from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    IndexerSpec,
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
@@ -94,6 +95,8 @@ class Tiny:
     """q, k and v are rows of one tensor, gate and up of another; rope turns half of a head."""
     latent: bool = False
     """Attention to latents."""
+    top_k: int = 0
+    """Of the tokens that every layer with latents selects; 0: it attends to all."""
     tied: bool = False
     zero_points: bool = False
     pre_scales: bool = False
@@ -183,7 +186,7 @@ def _layer(kind: Tiny, index: int) -> LayerSpec:
         softcap=3.0 if kind.gemma else None,
     )
     return LayerSpec(
-        mixer=_latent(at) if kind.latent else attention,
+        mixer=_latent(kind, at) if kind.latent else attention,
         mlp=_moe(kind, at) if kind.experts else _mlp(kind, linear),
         attention_norm=norm("attention_norm"),
         mlp_norm=norm("mlp_norm"),
@@ -192,7 +195,7 @@ def _layer(kind: Tiny, index: int) -> LayerSpec:
     )
 
 
-def _latent(at: str) -> LatentAttentionSpec:
+def _latent(kind: Tiny, at: str) -> LatentAttentionSpec:
     """Heads of 6 + 4 channels with values of 5, over latents of 12."""
     width, head_dim, value_dim = RANK + 4, 6 + 4, 5
     return LatentAttentionSpec(
@@ -208,6 +211,20 @@ def _latent(at: str) -> LatentAttentionSpec:
         kv_b=LinearSpec(f"{at}.kv_b", RANK, HEADS * (6 + value_dim)),
         kv_norm=NormSpec(f"{at}.kv_norm.weight", 1e-5),
         o=LinearSpec(f"{at}.o", HEADS * value_dim, HIDDEN),
+        indexer=_indexer(f"{at}.indexer", kind.top_k) if kind.top_k else None,
+    )
+
+
+def _indexer(at: str, top_k: int) -> IndexerSpec:
+    """Eight heads of 8 channels."""
+    return IndexerSpec(
+        num_heads=8,
+        head_dim=8,
+        top_k=top_k,
+        q=LinearSpec(f"{at}.q", HIDDEN, 8 * 8),
+        k=LinearSpec(f"{at}.k", HIDDEN, 8),
+        k_norm=NormSpec(f"{at}.norm.weight", 1e-5, centered=True, bias=f"{at}.norm.bias"),
+        weights=LinearSpec(f"{at}.weights", HIDDEN, 8),
     )
 
 
@@ -245,7 +262,8 @@ def _shapes(spec: DecoderSpec, kind: Tiny) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {spec.embedding: (VOCAB, HIDDEN), "norm.weight": (HIDDEN,)}
     latents = [mixer for _, mixer in spec.latent_attentions]
     absorbed = [mixer.kv_b for mixer in latents]
-    for linear in (*spec.linears, *absorbed, *routers, spec.lm_head):
+    scales = [one.weights for one in spec.indexers]
+    for linear in (*spec.linears, *absorbed, *scales, *routers, spec.lm_head):
         rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM if linear.rows else linear.out_features
         shapes[f"{linear.name}.weight"] = (rows, linear.in_features)
         shapes[f"{linear.name}.bias"] = (rows,)
@@ -262,6 +280,10 @@ def _shapes(spec: DecoderSpec, kind: Tiny) -> dict[str, tuple[int, ...]]:
             for norm in (layer.mixer.q_norm, layer.mixer.k_norm):
                 if norm is not None:
                     shapes[norm.weight] = (HEAD_DIM,)
+    for indexer in spec.indexers:
+        for name in (indexer.k_norm.weight, indexer.k_norm.bias):
+            assert name is not None
+            shapes[name] = (indexer.head_dim,)
     return shapes | {mixer.kv_norm.weight: (RANK,) for mixer in latents}
 
 
