@@ -4,9 +4,10 @@
     python -m examples.bench.gpu_groups run DIR     on the GPU, with trtc[cuda]
 
 `make` builds engines of a small random Gemma 3 (five layers of windows to a full one, rope by layer
-type, head_dim 256), of an LFM2 (short convolutions with states beside attention) and of a Qwen3.5
-(gated delta nets, whose heads are as large as published ones), and records what their CPU twins
-answer to long prompts. `run` checks every kernel against the operators'
+type, head_dim 256), of an LFM2 (short convolutions with states beside attention), of a Qwen3.5
+(gated delta nets, whose heads are as large as published ones) and of a GLM-5 (latent attention to
+256 selected tokens, half of its layers with the selection of the one before), and records what
+their CPU twins answer to long prompts. `run` checks every kernel against the operators'
 references, then serves all prompts at once, twice, from a pool of NaN that is too small for them
 unless pages are let go: a token that follows from a page of somebody else, or from one that nobody
 has written, is another token. Then prompts come one after the other to a pool that holds two of
@@ -84,10 +85,34 @@ QWEN3_5: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+GLM_5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "mlp_layer_types": ["dense"] * 4,
+    "indexer_types": ["full", "shared"] * 2,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 256,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", GEMMA_3),
     "lfm2": ("Lfm2Config", LFM2),
     "qwen3_5": ("Qwen3_5TextConfig", QWEN3_5),
+    "glm5": ("GlmMoeDsaConfig", GLM_5),
 }
 VARIATIONS = (
     Variation("gemma3-fp32", "fp32"),
@@ -98,6 +123,8 @@ VARIATIONS = (
     Variation("qwen3_5-fp32", "fp32"),
     Variation("qwen3_5-bf16", "bf16"),
     Variation("qwen3_5-fp8", "fp8"),
+    Variation("glm5-fp32", "fp32"),
+    Variation("glm5-bf16", "bf16"),
 )
 """The model's name comes before the first dash."""
 TOLERANCE = {
@@ -109,6 +136,8 @@ TOLERANCE = {
     "qwen3_5-fp32": 2e-3,
     "qwen3_5-bf16": 0.15,
     "qwen3_5-fp8": 0.3,
+    "glm5-fp32": 5e-3,
+    "glm5-bf16": 0.3,
 }
 """Logits by which the twin's token leads the second best, below which the GPU may draw another."""
 PROMPTS = tuple(range(400, 1401, 125))
@@ -163,6 +192,8 @@ def random_checkpoint(directory: Path, name: str) -> Path:
             # Gemma 3 multiplies embeddings by their root: they are as large as what a layer adds.
             is_scaled = name == "gemma3" and "embed_tokens" in parameter_name
             parameter.copy_(noise * (1 / root if is_scaled else spread))
+            if name == "glm5" and "norm" in parameter_name:
+                parameter.add_(1.0)  # its norms add nothing to their weights
             if parameter_name.endswith("A_log"):
                 parameter.sub_(3.0)  # states are remembered for some tens of tokens
     model.save_pretrained(directory / name)

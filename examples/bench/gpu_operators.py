@@ -33,6 +33,9 @@ from trtc.runtime.executors.cuda.step_inputs import fill_step
 Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
+_CHOOSING = ("select_tokens",)
+"""Operators that choose by scores: of small whole numbers, whose sums are exact, so that no choice
+is a matter of rounding."""
 _WITH_SCALES = ("i8", "u8")
 """Pools whose heads have scales of their own."""
 _ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8, "gated_linear": 2.0**-7}
@@ -134,7 +137,9 @@ class CallOnDevice:
         send_step(self.executor, batch)
         inputs = {one.name for one in self.operator.inputs}
         for argument in self.call.arguments:
-            if argument.parameter in inputs and argument.kind in ("buffer", "pool"):
+            if argument.parameter == "selected" and argument.parameter in inputs:
+                self._select(argument, batch)
+            elif argument.parameter in inputs and argument.kind in ("buffer", "pool"):
                 self._randomise(argument, bucket)
         given = {
             parameter.name: self.read(argument, batch) if argument else None
@@ -219,7 +224,11 @@ class CallOnDevice:
         else:
             rows = bucket.rows if self._axis(argument) == "R" else bucket.tokens
             count = rows * argument.row_stride
-        values = random_values(self.random, argument.dtype, count)
+        if self.call.operator in _CHOOSING:
+            whole = self.random.integers(-2, 3, count).astype(np.float32)
+            values = whole.astype(NUMPY_DTYPES[argument.dtype])
+        else:
+            values = random_values(self.random, argument.dtype, count)
         if argument.kind == "pool" and argument.dtype in _WITH_SCALES:
             (entry,) = (one for one in self.plan.kv.places if one.name == argument.name)
             shape = [int(extent) for extent in self.plan.kv.pool_shape(entry)[1:]]
@@ -227,6 +236,22 @@ class CallOnDevice:
             assert scales is not None
             scales[...] = self.random.uniform(0.005, 0.03, scales.shape)
         self._send(self._place(argument), values.view(np.uint8))
+
+    def _select(self, argument: Argument, batch: StepBatch) -> None:
+        """Slots as select_tokens gives them, chosen at random."""
+        size, top_k = self.executor.kv.page_size, argument.columns
+        table = self._argument("page_table")
+        assert table is not None
+        tables = step_input(batch, table, self.layout.num_groups)
+        chosen = np.full((len(batch.token_ids), argument.row_stride), -1, np.int32)
+        places = zip(batch.query_start[:-1], batch.query_start[1:], batch.context_lens, strict=True)
+        for sequence, (begin, end, context) in enumerate(places):
+            for row in range(begin, end):
+                seen = int(context) - (int(end) - row) + 1
+                positions = np.sort(self.random.permutation(seen)[:top_k])
+                pages = tables[sequence][positions // size]
+                chosen[row, : len(positions)] = pages * size + positions % size
+        self._send(self._place(argument), chosen.reshape(-1))
 
     def _axis(self, argument: Argument) -> int | str:
         """T or R: what the tensor has rows of."""
