@@ -143,8 +143,8 @@ __device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], con
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
 #define REGISTERS_16 REGISTERS_8 \
   ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define REGISTERS_32 REGISTERS_16 \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_24 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define REGISTERS_32 REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define REGISTERS_64 REGISTERS_32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -157,6 +157,7 @@ __device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], con
 #define FLOATS_4(d, n) "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3])
 #define FLOATS_8(d, n) FLOATS_4(d, n), FLOATS_4(d, n + 4)
 #define FLOATS_16(d, n) FLOATS_8(d, n), FLOATS_8(d, n + 8)
+#define FLOATS_24(d, n) FLOATS_16(d, n), FLOATS_8(d, n + 16)
 #define FLOATS_32(d, n) FLOATS_16(d, n), FLOATS_16(d, n + 16)
 #define FLOATS_64(d, n) FLOATS_32(d, n), FLOATS_32(d, n + 32)
 #define FLOATS_96(d, n) FLOATS_64(d, n), FLOATS_32(d, n + 64)
@@ -217,6 +218,8 @@ MULTIPLY_ALL_SHARED(E4m3, "e4m3", "k32", "")
 MULTIPLY_BY_CORES(8, 4, "{%4, %5, %6, %7}", "%8", "%9")
 MULTIPLY_BY_CORES(16, 8, "{%8, %9, %10, %11}", "%12", "%13")
 MULTIPLY_BY_CORES(32, 16, "{%16, %17, %18, %19}", "%20", "%21")
+MULTIPLY_BY_CORES(48, 24, "{%24, %25, %26, %27}", "%28", "%29")
+MULTIPLY_BY_CORES(64, 32, "{%32, %33, %34, %35}", "%36", "%37")
 
 #undef MULTIPLY_BY_CORES
 #undef MULTIPLY

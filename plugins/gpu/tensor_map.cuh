@@ -87,6 +87,14 @@ __device__ inline void arrive_and_expect(unsigned barrier, unsigned bytes) {
                : "memory");
 }
 
+// Starts a copy of so many contiguous bytes, a multiple of 16.
+__device__ inline void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // Starts the copy of the tile of a map of two dimensions whose first byte is at (column, row).
 __device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
                                  int row) {

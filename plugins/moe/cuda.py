@@ -12,13 +12,14 @@ bucket.
     combine   a program some columns of a row: its experts' results in the order of their ranks,
               a shared expert's and the residual
 
-Both products of E2M1 weights by few rows are e2m1_sm90.cu on sm_90; all else is Triton's.
+Both products of E2M1 weights by some rows are those of e2m1_sm90.py and e2m1_tiles_sm90.py on
+sm_90; all else is Triton's.
 
 Blocks are numbered expert after expert; a program finds its own from the experts' counts. With few
 rows a block is one pair (`gather` is left out). Only experts that were chosen are read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ from trtc.plugins.gpu.triton_launch import (
     scales_of_row,
     vector,
 )
-from trtc.plugins.moe.e2m1_sm90 import Cut, Pairs, product_launch, takes
+from trtc.plugins.moe.e2m1_sm90 import Cut, Pairs
+from trtc.plugins.moe.e2m1_tiles_sm90 import TiledCut
 from trtc.plugins.moe.triton import combine, down, gate_up, gather, round_rows, route
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
@@ -49,9 +51,9 @@ _DYNAMIC = "dynamic_"
 """Begins the names of roundings whose scales follow from what is rounded."""
 _E2M1 = 0
 """Key of the tiles of E2M1 weights, whose channels are not summed group by group."""
-_CUTS = ((4, Cut(8)), (16, Cut(16)))
-"""Pairs an expert on average at most -> how e2m1_sm90.cu divides the products of E2M1 weights,
-where it is the fastest: on an H200 with gpt-oss-20b's experts."""
+_CUTS: tuple[tuple[int, Cut | TiledCut], ...] = ((4, Cut()), (128, TiledCut()))
+"""Pairs an expert on average at most -> how the kernels of sm_90 divide the products of E2M1
+weights, where they are the fastest: on an H200 with gpt-oss-20b's experts."""
 _GATHER_BLOCK = 1024
 _COLUMNS_BLOCK = 1024
 
@@ -117,7 +119,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
     most = site.limits.max_num_tokens
     variants: list[Variant] = []
     tiles = _TILES[_E2M1 if weight == "f4e2m1" else _bits_of(weight)]
-    ways: tuple[tuple[int, Tile | Cut], ...] = (*_cuts(site), *tiles)
+    ways: tuple[tuple[int, Tile | Cut | TiledCut], ...] = (*_cuts(site), *tiles)
     for rows, tile in ways:
         last = variants[-1].max_rows if variants else 0
         if last < min(rows, most):
@@ -125,13 +127,12 @@ def lower(site: Site) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _cuts(site: Site) -> Iterator[tuple[int, Cut]]:
-    """Those that take the site, with the rows of a bucket at most."""
+def _cuts(site: Site) -> tuple[tuple[int, Cut | TiledCut], ...]:
+    """Those of _CUTS with the rows of a bucket at most, if all of them take the site."""
     experts, top_k = site.axes["L"], int(site.attributes["top_k"])
     by_rows = ((mean * experts // top_k, cut) for mean, cut in _CUTS)
-    for rows, cut in ((PAIR_ROWS, _CUTS[0][1]), *by_rows):
-        if takes(site, cut, _Call(site, rows, cut).places):
-            yield rows, cut
+    cuts = ((PAIR_ROWS, _CUTS[0][1]), *by_rows)
+    return cuts if all(cut.takes(site, _Call(site, rows, cut).places) for rows, cut in cuts) else ()
 
 
 def _bits_of(weight: str) -> int:
@@ -139,7 +140,7 @@ def _bits_of(weight: str) -> int:
     return {"iq4": 4, "i6": 8}.get(weight) or DTYPES[weight].bits
 
 
-def variant_of(site: Site, rows: int, tile: Tile | Cut) -> Variant:
+def variant_of(site: Site, rows: int, tile: Tile | Cut | TiledCut) -> Variant:
     """The launches for buckets of up to `rows` rows; a block is one pair up to PAIR_ROWS."""
     call = _Call(site, rows, tile)
     gathers = () if call.in_pairs else (call.gather(),)
@@ -147,9 +148,9 @@ def variant_of(site: Site, rows: int, tile: Tile | Cut) -> Variant:
         work=(
             call.route(),
             *gathers,
-            call.gate_up(),
+            *call.gate_up(),
             *((call.round(),) if call.is_dynamic else ()),
-            call.down(),
+            *call.down(),
             call.combine(),
         ),
         max_rows=rows,
@@ -165,7 +166,7 @@ class _Call:
 
     site: Site
     rows: int
-    tile: Tile | Cut
+    tile: Tile | Cut | TiledCut
 
     @property
     def in_pairs(self) -> bool:
@@ -227,6 +228,8 @@ class _Call:
         if not self.in_pairs:
             found["counts"] = ("i32", num_experts)
             found["members"] = ("i32", num_experts * self.capacity)
+        if not isinstance(self.tile, Tile):
+            found |= self.tile.buffers(self.site, self.places)
         return found
 
     @property
@@ -286,13 +289,13 @@ class _Call:
     def places(self) -> Pairs:
         return Pairs(self.pairs, self.capacity, in_blocks=not self.in_pairs)
 
-    def gate_up(self) -> Launch:
-        if isinstance(self.tile, Cut):
-            return product_launch(self.site, "gate_up", self.tile, self.places)
+    def gate_up(self) -> tuple[Launch, ...]:
+        if not isinstance(self.tile, Tile):
+            return self.tile.launches(self.site, "gate_up", self.places)
         inner, hidden = self.site.axes["I"], self.site.axes["H"]
         parts = int(self.site.attributes["parts"])
         columns = 2 * self.tile.gate_columns // parts
-        return self._launch(
+        launch = self._launch(
             gate_up,
             {
                 **self._product(self.tile),
@@ -314,6 +317,7 @@ class _Call:
             num_warps=self.tile.num_warps,
             renamed=self._gate_up_names(),
         )
+        return (launch,)
 
     def _gate_up_names(self) -> dict[str, str]:
         if self.is_dynamic:
@@ -337,11 +341,11 @@ class _Call:
             num_warps=row_warps(block),
         )
 
-    def down(self) -> Launch:
-        if isinstance(self.tile, Cut):
-            return product_launch(self.site, "down", self.tile, self.places)
+    def down(self) -> tuple[Launch, ...]:
+        if not isinstance(self.tile, Tile):
+            return self.tile.launches(self.site, "down", self.places)
         inner, hidden = self.site.axes["I"], self.site.axes["H"]
-        return self._launch(
+        launch = self._launch(
             down,
             {
                 **self._product(self.tile),
@@ -353,6 +357,7 @@ class _Call:
             self._blocks(self.tile, triton.cdiv(hidden, self.tile.down_columns)),
             num_warps=self.tile.num_warps,
         )
+        return (launch,)
 
     def combine(self) -> Launch:
         hidden = self.site.axes["H"]

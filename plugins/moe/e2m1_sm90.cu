@@ -10,24 +10,18 @@
 // ring of its own in shared memory, across items. One team of the block adds up an item's sums, in the order of the
 // teams, another one the next item's.
 //
-// The weights are the first operand of WGMMA, from registers. E2M1 becomes E4M3 by the place of its bits,
-// times 2^-6. x is the sum of two E4M3 numbers, each chunk of a row times a power of two: what is a
-// 512th of the chunk's largest magnitude or more is exact, and the rest loses less than a 2^17th of that.
-// So products are as exact as those of bf16, and to unpack a weight takes half of the instructions.
+// Each chunk of a row of x has its own power of two (e2m1_sm90.cuh).
 //
 // Macros: N (rows of an expert's weight), K, COLUMNS (of the output), NUM_EXPERTS, CAPACITY (of members);
 // IN_PAIRS (every block is one pair, of MOST_PAIRS, else counts and members have those of each expert);
-// ROWS (8, 16), TEAMS, STAGES; SHARED_BYTES; COUNT (which of dims counts the rows of x), TOP_K, ROWS_OF_PAIRS, GIVEN_STRIDE;
+// ROWS (8), TEAMS, STAGES; SHARED_BYTES; COUNT (which of dims counts the rows of x), TOP_K, ROWS_OF_PAIRS, GIVEN_STRIDE;
 // HAS_BIAS (0 or 1); GATED; GELU_TANH, QUICK_GELU (0 or 1, else silu), LIMIT (0: none), UP_OFFSET.
-#include "gpu/activation.cuh"
-#include "gpu/hopper.cuh"
-#include "gpu/ptx.cuh"
 #include "gpu/tensor_map.cuh"
+#include "moe/e2m1_sm90.cuh"
 
 namespace {
 
 using namespace trtc;
-using u8 = unsigned char;
 
 constexpr int kTeamThreads = 128, kThreads = TEAMS * kTeamThreads;
 constexpr int kWarpRows = 16, kTileRows = 64;
@@ -35,11 +29,10 @@ constexpr int kTileColumns = GATED ? kTileRows / 2 : kTileRows, kWarpColumns = k
 constexpr int kTiles = COLUMNS / kTileColumns;
 static_assert(COLUMNS % kTileColumns == 0 && N == (GATED ? 2 : 1) * COLUMNS, "tiles are whole");
 
-constexpr int kGroup = 32, kGroups = K / kGroup;
-constexpr int kStepGroups = ROWS == 8 ? 2 : 1;  // multiplied before they are waited for
+constexpr int kGroups = K / kGroup;
+constexpr int kStepGroups = 2;  // multiplied before they are waited for
 static_assert(K % (kStepGroups * kGroup) == 0, "steps are whole");
-constexpr int kScaleStride = (kGroups + 3) / 4 * 4;  // bytes of a row
-constexpr int kChunkBytes = 128, kChunkGroups = 2 * kChunkBytes / kGroup;
+constexpr int kScaleStride = scale_stride(kGroups);
 constexpr int kChunks = (kGroups + kChunkGroups - 1) / kChunkGroups;
 constexpr int kChunkSteps = kChunkGroups / kStepGroups;
 constexpr int kLastSteps = (kGroups - (kChunks - 1) * kChunkGroups) / kStepGroups;
@@ -49,7 +42,7 @@ constexpr int kWarps = TEAMS * 4, kAhead = STAGES - 1;
 
 // The operand of a group: the first numbers of all rows, then the second ones, as columns of one product. WGMMA
 // takes cores of 8 rows of 16 bytes: here the even channels, then the odd ones, of eight rows after the other.
-constexpr int kCoreBytes = 128, kPartBytes = ROWS * kGroup, kGroupBytes = 2 * kPartBytes;
+constexpr int kPartBytes = ROWS * kGroup, kGroupBytes = 2 * kPartBytes;
 constexpr int kSums = ROWS / 2;  // a thread's
 
 struct Shared {
@@ -63,16 +56,12 @@ struct Shared {
   int pairs[ROWS];  // of the present block
 #if IN_PAIRS
   int list[MOST_PAIRS];  // whose experts are here
-#else
-  int ends[NUM_EXPERTS];  // of each expert's blocks
-#endif
   int num_blocks;
+#else
+  BlockList<ROWS, NUM_EXPERTS> blocks;
+#endif
 };
 static_assert(sizeof(Shared) == SHARED_BYTES, "as e2m1_sm90.py counts them");
-
-struct Block {
-  int expert, first, found;
-};
 
 #if IN_PAIRS
 __device__ inline void list_blocks(Shared& shared, const int* experts, int num_pairs) {
@@ -96,40 +85,19 @@ __device__ inline Block find_block(const Shared& shared, const int* experts, con
 __device__ inline int pair_of(const Shared& shared, const int*, int block, Block, int) {
   return shared.list[block];
 }
+__device__ inline int num_blocks(const Shared& shared) { return shared.num_blocks; }
 #else
-__device__ inline void list_blocks(Shared& shared, const int* counts, int) {
-  if (threadIdx.x >= 32) return;
-  const int lane = threadIdx.x;
-  int end = 0;
-  for (int first = 0; first < NUM_EXPERTS; first += 32) {
-    const int expert = first + lane;
-    int sum = expert < NUM_EXPERTS ? (counts[expert] + ROWS - 1) / ROWS : 0;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += before;
-    }
-    if (expert < NUM_EXPERTS) shared.ends[expert] = end + sum;
-    end += __shfl_sync(~0u, sum, 31);
-  }
-  if (lane == 0) shared.num_blocks = end;
-}
+__device__ inline void list_blocks(Shared& shared, const int* counts, int) { shared.blocks.fill(counts); }
 
 __device__ inline Block find_block(const Shared& shared, const int*, const int* counts, int block) {
-  const int lane = threadIdx.x % 32;
-  int expert = 0;
-  for (int first = 0; first < NUM_EXPERTS; first += 32) {
-    const bool is_before = first + lane < NUM_EXPERTS && shared.ends[first + lane] <= block;
-    expert += __popc(__ballot_sync(~0u, is_before));
-  }
-  const int first = (block - (expert > 0 ? shared.ends[expert - 1] : 0)) * ROWS;
-  const int left = counts[expert] - first;
-  return {expert, first, left < ROWS ? left : ROWS};
+  return shared.blocks.find(counts, block);
 }
 
 __device__ inline int pair_of(const Shared&, const int* members, int, Block found, int row) {
   return members[found.expert * CAPACITY + found.first + row];
 }
+
+__device__ inline int num_blocks(const Shared& shared) { return shared.blocks.num_blocks; }
 #endif
 
 // What a warp has on its way through its ring: the chunks of its team, item after item.
@@ -216,62 +184,20 @@ struct Given {
   // A warp has the runs of a chunk.
   __device__ inline void store(int index, uint4 loaded) const {
     if (index >= rows * kAllRuns) return;
-    const unsigned words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-    float values[8];
-    unsigned most = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const unsigned bits = i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16;
-      values[i] = __uint_as_float(bits);
-      most = max(most, bits & 0x7fffffffu);
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
-    // The largest is from 128 to 256. Chunks of tiny numbers lose bits, that `up` has an exponent.
-    const unsigned exponent = max(most >> 23, 40u);
-    const float up = __uint_as_float((127 + 134 - exponent) << 23);
+    const ChannelScale scale(largest_of_warp(largest_bits(loaded, 0)));
     const int row = index / kAllRuns, run = index % kAllRuns;
-    // 1 / up, times the 2^6 that weights lack; infinite or NaN where the chunk is.
-    const unsigned down = exponent == 255 ? 0x7f800000u : (exponent - 1) << 23;
-    if (run % 32 == 0) shared.x_scales[run / 32][row] = __uint_as_float(down);
+    if (run % 32 == 0) shared.x_scales[run / 32][row] = scale.down;
     if (run >= kRuns) return;
     u8* to = shared.operand + run / 4 * kGroupBytes + row / 8 * 2 * kCoreBytes + row % 8 * 16 +
              run % 4 * 4;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {  // even channels, and odd ones
-      const float v[4] = {values[odd] * up, values[2 + odd] * up, values[4 + odd] * up,
-                          values[6 + odd] * up};
-      const unsigned first = pack_e4m3(v[0], v[1], v[2], v[3]);
-      const uint2 halves = e4m3_to_f16(first);
-      const unsigned second =
-          pack_e4m3(v[0] - low_half(halves.x), v[1] - high_half(halves.x),
-                    v[2] - low_half(halves.y), v[3] - high_half(halves.y));
-      *reinterpret_cast<unsigned*>(to + odd * kCoreBytes) = first;
-      *reinterpret_cast<unsigned*>(to + kPartBytes + odd * kCoreBytes) = second;
+      const TwoParts parts(loaded, odd, scale.up);
+      *reinterpret_cast<unsigned*>(to + odd * kCoreBytes) = parts.first;
+      *reinterpret_cast<unsigned*>(to + kPartBytes + odd * kCoreBytes) = parts.second;
     }
   }
-
-  static __device__ inline float low_half(unsigned pair) {
-    return to_float(F16{static_cast<unsigned short>(pair)});
-  }
-  static __device__ inline float high_half(unsigned pair) {
-    return to_float(F16{static_cast<unsigned short>(pair >> 16)});
-  }
 };
-
-// E4M3 codes of 2^-6 times the E2M1 numbers in the low halves of four bytes, or the high ones.
-__device__ inline unsigned low_as_e4m3(unsigned word) {
-  return (word << 4 & 0x80808080u) | (word << 2 & 0x1c1c1c1cu);
-}
-__device__ inline unsigned high_as_e4m3(unsigned word) {
-  return (word & 0x80808080u) | (word >> 2 & 0x1c1c1c1cu);
-}
-
-// 2^(scale - 127) of the byte of that number.
-__device__ inline float e8m0(uint2 scales, int number) {
-  const unsigned word = number < 4 ? scales.x : scales.y;
-  return __uint_as_float((word >> number % 4 * 8 & 255u) << 23);
-}
 
 // A thread's sums of an item.
 struct Products {
@@ -400,23 +326,6 @@ struct Parts {
   }
 };
 
-#if GATED
-__device__ inline float rounded(float x) { return to_float(round_to<Bf16>(x)); }
-
-// activation(gate) * (up + UP_OFFSET), rounded where plugins/moe/reference.py rounds.
-__device__ inline float gated(float gate, float up) {
-  gate = rounded(gate);
-  up = rounded(up);
-  const float limit = LIMIT;
-  if (limit > 0) {
-    gate = fminf(gate, limit);
-    up = fmaxf(fminf(up, limit), -limit);
-  }
-  const float active = QUICK_GELU ? quick_gelu(gate) : activated<GELU_TANH == 1>(gate);
-  return rounded(active) * (up + static_cast<float>(UP_OFFSET));
-}
-#endif
-
 // What a team stores of an item: its rows are pairs of the block, and a thread has two rows of a tile.
 struct Output {
   const float* bias;
@@ -450,7 +359,8 @@ struct Output {
         const float second = products.sums[i + 2 + j] + offset[1];
         auto* const to = out + static_cast<long long>(pairs[row]) * COLUMNS + column;
 #if GATED
-        *to = round_to<Bf16>(gated(first, second));
+        constexpr Gate kGate{GELU_TANH == 1, QUICK_GELU == 1, LIMIT, UP_OFFSET};
+        *to = round_to<Bf16>(kGate(first, second));
 #else
         to[0] = first;
         to[8] = second;
@@ -500,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) experts_e2m1(
   wait_for_earlier_kernels();
   list_blocks(shared, IN_PAIRS ? experts : counts, dims[COUNT] * TOP_K);
   __syncthreads();
-  const long long num_items = static_cast<long long>(shared.num_blocks) * kTiles;
+  const long long num_items = static_cast<long long>(num_blocks(shared)) * kTiles;
   const int begin = static_cast<int>(num_items * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(num_items * (blockIdx.x + 1) / gridDim.x);
 

@@ -19,7 +19,7 @@ from tests.support.moe_calls import (
     with_experts,
 )
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.lowering import Launch, Site, Variant
 from trtc.plugins.gpu.sources import CudaSource
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
@@ -82,17 +82,18 @@ def test_experts_of_other_ranks_add_nothing(case: Case) -> None:
     assert_close(some, run_lowered(some, variant=IN_BLOCKS))
 
 
-ON_SM90 = {IN_PAIRS: 3, 1: 6, 2: 25}
-"""Rows by the variants of e2m1_sm90.cu: pairs, and blocks of 8 and of 16."""
+TILES = 2
+ON_SM90 = {IN_PAIRS: 3, 1: 6, TILES: 40}
+"""Rows by the variants of sm_90: pairs, blocks of 8, and tiles."""
 TWO_BLOCKS = "tests.support.moe_calls:lower_for_two_blocks"
 """So that a thread block has several blocks of pairs, and many tiles of each."""
 
 
-def on_sm90(**changed: Any) -> KernelCall:
+def on_sm90(rows: int = ROWS, **changed: Any) -> KernelCall:
     """Of E2M1 experts: K in whole chunks and others, more rows of an expert than a block has."""
     kwargs = {"layout": "row_major", "e8m0": True, "top_k": 3, **GPT_OSS, **changed}
     case = Case("bf16", "f4e2m1", 832, 192, 32, **kwargs)
-    return moe_call(np.random.default_rng(91), case)
+    return moe_call(np.random.default_rng(91), case, rows)
 
 
 @pytest.mark.parametrize("variant", ON_SM90)
@@ -101,7 +102,9 @@ def on_sm90(**changed: Any) -> KernelCall:
 )
 def test_e2m1_experts_of_few_rows_on_sm90(variant: int, change: dict[str, Any]) -> None:
     call = take_rows(on_sm90(**change), slice(5, 5 + ON_SM90[variant]))
-    assert "experts_e2m1" in entries_of(call, variant)
+    assert ("experts_e2m1" if variant < TILES else "experts_e2m1_tiles") in entries_of(
+        call, variant
+    )
     assert_close(call, run_lowered(call, variant=variant, stale=1, sm=90, lower=TWO_BLOCKS))
 
 
@@ -121,6 +124,18 @@ def test_e2m1_experts_of_other_ranks_add_nothing_on_sm90(variant: int) -> None:
     assert_close(call, run_lowered(call, variant=variant, sm=90, lower=TWO_BLOCKS))
 
 
+def test_experts_of_e2m1_have_any_number_of_rows_on_sm90() -> None:
+    """Whole blocks and a part of one, each size of a product, and none."""
+    call = on_sm90(rows=92)
+    logits = np.full((92, EXPERTS), -9.0, np.float32)
+    logits[:, 1] = 2
+    for first, size, expert in ((0, 50, 0), (50, 20, 2), (70, 22, 4)):
+        logits[first : first + size, expert] = 1
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    assert "experts_e2m1_tiles" in entries_of(call, TILES)
+    assert_close(call, run_lowered(call, variant=TILES, stale=1, sm=90, lower=TWO_BLOCKS))
+
+
 def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
     """Sizes that are no whole tiles, or inputs that are rewritten first."""
     for change in (
@@ -133,11 +148,16 @@ def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
         if change.get("parts") == 1:
             kwargs |= {"limit": 0.0, "up_offset": 0.0}
         case = Case("bf16", "f4e2m1", group=32, layout="row_major", e8m0=True, **kwargs)
-        assert "experts_e2m1" not in entries_of(moe_call(np.random.default_rng(0), case), IN_PAIRS)
+        call = moe_call(np.random.default_rng(0), case)
+        assert not any(entries_of(call, variant) for variant in range(len(lowered(call))))
+
+
+def lowered(call: KernelCall) -> tuple[Variant, ...]:
+    return moe.lower(site_of(call, "tokens", 90))
 
 
 def entries_of(call: KernelCall, variant: int) -> set[str]:
-    launches = moe.lower(site_of(call, "tokens", 90))[variant].work
+    launches = lowered(call)[variant].work
     kernels = [launch.kernel for launch in launches if isinstance(launch, Launch)]
     return {kernel.entry for kernel in kernels if isinstance(kernel, CudaSource)}
 

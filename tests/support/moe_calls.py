@@ -221,7 +221,8 @@ def take_rows(call: KernelCall, rows: Any) -> KernelCall:
 
 
 def lower_for_two_blocks(site: Site) -> tuple[Variant, ...]:
-    """As the operator is lowered, but that the kernels of e2m1_sm90.cu have two thread blocks."""
+    """As the operator is lowered, but that products of E2M1 weights on sm_90 have two thread
+    blocks."""
     from trtc.plugins.moe.cuda import lower
 
     return tuple(
@@ -231,6 +232,8 @@ def lower_for_two_blocks(site: Site) -> tuple[Variant, ...]:
 
 
 def _in_two_blocks(launch: Launch | Gemm | Collective) -> Launch | Gemm | Collective:
-    if isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource):
+    kernel = launch.kernel if isinstance(launch, Launch) else None
+    if isinstance(kernel, CudaSource) and kernel.entry.startswith("experts_e2m1"):
+        assert isinstance(launch, Launch)
         return replace(launch, grid=(Extent(times=2), ONE, ONE))
     return launch

@@ -140,6 +140,7 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
 
 inline float __uint_as_float(unsigned bits) {
   float x;

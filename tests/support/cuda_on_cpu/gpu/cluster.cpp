@@ -98,14 +98,29 @@ void write_tile(unsigned char* memory, unsigned to, const TensorMap& map,
   }
 }
 
+void count_bytes(Barrier& one, unsigned bytes) {
+  one.expected = static_cast<std::int16_t>(one.expected - bytes / 16);
+  end_phase_if_due(one);
+}
+
 }  // namespace
+
+void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  if (bytes % 16 || reinterpret_cast<std::uintptr_t>(global) % 16 || shared % 16) {
+    cuda_on_cpu::fail("a copy is not aligned");
+  }
+  const auto land = [=] {
+    const int size = static_cast<int>(bytes);
+    cuda_on_cpu::Copy{shared_bytes + shared, static_cast<const unsigned char*>(global), size, size}.run();
+    count_bytes(barrier_at(barrier), bytes);
+  };
+  if (!cuda_on_cpu::lazy) return land();
+  cuda_on_cpu::block.landings[barrier].push_back(land);
+}
 
 void copy_tile_to_blocks(unsigned shared, const TensorMap* map, unsigned barrier,
                          const Coordinates& begin, unsigned short blocks) {
-  const auto count = [units = tile_rows(*map) * 128 / 16](Barrier& one) {
-    one.expected = static_cast<std::int16_t>(one.expected - units);
-    end_phase_if_due(one);
-  };
+  const auto count = [bytes = tile_rows(*map) * 128](Barrier& one) { count_bytes(one, bytes); };
   for (int rank = 0; rank < static_cast<int>(cuda_on_cpu::cluster.size()); ++rank) {
     if (!(blocks >> rank & 1)) continue;
     if (cuda_on_cpu::lazy) {

@@ -40,6 +40,8 @@ inline void make_map(TensorMap* map, TensorMap&, const Tiled<kRank>& tiled) {
 
 void arrive_and_expect(unsigned barrier, unsigned bytes);
 
+void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier);
+
 // Of a tile's first byte.
 struct Coordinates {
   int at[5];
