@@ -2,8 +2,8 @@
 
 few rows    linear's kernel with the activation at its end, where there is one; where rows have
             scales of their own, what `quantize` is lowered to after it
-many        gated_sm90.cu, where there is one for the SM, the sizes and the type, and scales are
-            static: what it saves would be lost to results in bf16 that are read again for scales
+many        gated_sm90.cu, where there is one for the SM, the sizes and the type; where rows have
+            scales of their own, with results in bf16 and `quantize` after it
 else        what `linear` and `swiglu` are lowered to, one after the other
 """
 
@@ -58,7 +58,7 @@ def lowering(activation: Lower, rounding: Lower) -> Lower:
         variants = {one.max_rows: one for one in _two_steps(site, activation, last)}
         variants |= _at_once(site, rounding, last)
         few = tuple(variant for _, variant in sorted(variants.items()))
-        return few if last == most else (*few, _fused(site))
+        return few if last == most else (*few, _fused(site, rounding))
 
     return lower
 
@@ -97,7 +97,7 @@ def _then_rounded(gated: Variant, site: Site, rounding: Lower) -> Variant:
             *renamed(gated.work, {"out": SCRATCH + _GATED}),
             *renamed(after.work, {"x": SCRATCH + _GATED, "row_scale": _OUT_SCALES}),
         ),
-        scratch={_GATED: DTYPES["bf16"].num_bytes(width) * gated.max_rows},
+        scratch={**gated.scratch, _GATED: DTYPES["bf16"].num_bytes(width) * gated.max_rows},
     )
 
 
@@ -109,25 +109,30 @@ def _bf16_site(site: Site) -> Site:
 
 
 def available(site: Site) -> bool:
-    """Whether gated_sm90.cu takes the site: static E4M3, whole tiles, and rows that its copies can
-    begin at."""
+    """Whether gated_sm90.cu takes the site: E4M3, whole tiles, and rows that its copies can begin
+    at."""
     whole = site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
-    return site.arch.has_wgmma and site.has("out_scale") and whole
+    is_e4m3 = site.has("out_scale") or site.has("row_scale")
+    return site.arch.has_wgmma and is_e4m3 and whole
 
 
-def _fused(site: Site) -> Variant:
-    return Variant(
-        work=(fused_launch(site),),
+def _fused(site: Site, rounding: Lower) -> Variant:
+    has_rows = site.has("row_scale")
+    fused = Variant(
+        work=(fused_launch(_bf16_site(site) if has_rows else site),),
         max_rows=site.limits.max_num_tokens,
         scratch={_MAPS: _PROGRAMS * 2 * _MAP_BYTES},
     )
+    return _then_rounded(fused, site, rounding) if has_rows else fused
 
 
 def fused_launch(site: Site) -> Launch:
     """One kernel for any number of rows."""
+    by_rows = site.has("row_scale")
+    scales = ("row_scale",) if by_rows else ("input_scale", "out_scale")
     types = {
         **{name: site.dtypes[name] for name in ("x", "weight")},
-        **dict.fromkeys(("weight_scale", "input_scale", "out_scale"), "f32"),
+        **dict.fromkeys(("weight_scale", *scales), "f32"),
         DIMS: "i32",
         "out": site.dtypes["out"],
         SCRATCH + _MAPS: "u8",
@@ -151,6 +156,8 @@ def fused_launch(site: Site) -> Launch:
             "CLUSTER": _CLUSTER,
             "PROGRAMS": _PROGRAMS,
             "SHARED_BYTES": shared,
+            "BY_ROWS": int(by_rows),
+            "ROW_SCALE_STRIDE": site.strides.get("row_scale", 0),
         },
         num_threads=_THREADS,
         shared_bytes=shared,

@@ -1,5 +1,6 @@
 // out = quantize(activation(x @ gate.T) * (x @ up.T)) of E4M3 for many rows, on the tensor cores of
-// sm_90a: neither product is written to global memory.
+// sm_90a: neither product is written to global memory. BY_ROWS: rows of x have scales of their own, and out is
+// what will be quantised, in bf16.
 //
 // A tile is 128 rows and 128 columns of out, so 256 of the products: 128 of gate and the same of up.
 // The two blocks of a cluster take tiles of the same columns, one below the other; each copies half of
@@ -13,7 +14,7 @@
 // sum depends on nothing but K.
 //
 // Macros: K, I; X_STRIDE, OUT_STRIDE; GELU_TANH (else silu); COUNT (which of dims counts the rows);
-// STAGES; GROUP (see Tiles); CLUSTER (2), PROGRAMS (blocks); SHARED_BYTES.
+// STAGES; GROUP (see Tiles); CLUSTER (2), PROGRAMS (blocks); SHARED_BYTES; BY_ROWS (0 or 1), ROW_SCALE_STRIDE.
 #include "gpu/activation.cuh"
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
@@ -137,37 +138,77 @@ __device__ inline void multiply_step(float (&sums)[kSums], const Shared& shared,
   commit_products();
 }
 
+#if BY_ROWS
+using Out = Bf16;
+#else
+using Out = E4m3;
+#endif
+
+// Four neighbouring columns of out, as they are stored.
+struct Four {
+  unsigned words[sizeof(Out)];
+
+  __device__ inline Four(float a, float b, float c, float d) {
+#if BY_ROWS
+    words[0] = pack_bf16(a, b);
+    words[1] = pack_bf16(c, d);
+#else
+    words[0] = pack_e4m3(a, b, c, d);
+#endif
+  }
+};
+
 struct Output {
-  E4m3* out;
+  Out* out;
   int num_rows;
-  const float* weight_scale;
+  const float *weight_scale, *row_scale;
   Gated unit;
+
+  // Of a row of x.
+  __device__ float scale_of(int row) const {
+#if BY_ROWS
+    return row < num_rows ? row_scale[static_cast<long long>(row) * ROW_SCALE_STRIDE] : 0.f;
+#else
+    return 1.f;
+#endif
+  }
 
   // Half of a tile's columns: this thread's 16 of rows `row` and `row` + 8, from `column` on.
   __device__ void store(const float* gate, const float* up, const Factors* columns, int row,
-                        int column) const {
-    unsigned words[2][4];
+                        int column, const float (&by)[2]) const {
+    uint4 words[2][sizeof(Out)];
 #pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      const float4 a = *reinterpret_cast<const float4*>(columns + 16 * word);
-      const float4 b = *reinterpret_cast<const float4*>(columns + 16 * word + 8);
+    for (int four = 0; four < 4; ++four) {
+      const float4 a = *reinterpret_cast<const float4*>(columns + 16 * four);
+      const float4 b = *reinterpret_cast<const float4*>(columns + 16 * four + 8);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = 8 * word + 2 * i;
-        words[i][word] = pack_e4m3(Gated::of(gate[at], up[at], a.x, a.y),
-                                   Gated::of(gate[at + 1], up[at + 1], a.z, a.w),
-                                   Gated::of(gate[at + 4], up[at + 4], b.x, b.y),
-                                   Gated::of(gate[at + 5], up[at + 5], b.z, b.w));
+        const int at = 8 * four + 2 * i;
+        const Four found(Gated::of(by[i] * gate[at], by[i] * up[at], a.x, a.y),
+                         Gated::of(by[i] * gate[at + 1], by[i] * up[at + 1], a.z, a.w),
+                         Gated::of(by[i] * gate[at + 4], by[i] * up[at + 4], b.x, b.y),
+                         Gated::of(by[i] * gate[at + 5], by[i] * up[at + 5], b.z, b.w));
+#pragma unroll
+        for (int word = 0; word < static_cast<int>(sizeof(Out)); ++word) {
+          set_word(words[i], four * static_cast<int>(sizeof(Out)) + word, found.words[word]);
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row + 8 * i < num_rows) {
-        E4m3* const to = out + static_cast<long long>(row + 8 * i) * OUT_STRIDE + column;
-        *reinterpret_cast<uint4*>(to) =
-            uint4{words[i][0], words[i][1], words[i][2], words[i][3]};
+        Out* const to = out + static_cast<long long>(row + 8 * i) * OUT_STRIDE + column;
+#pragma unroll
+        for (int part = 0; part < static_cast<int>(sizeof(Out)); ++part) {
+          reinterpret_cast<uint4*>(to)[part] = words[i][part];
+        }
       }
     }
+  }
+
+  static __device__ void set_word(uint4* words, int number, unsigned value) {
+    uint4& four = words[number / 4];
+    (number % 4 == 0 ? four.x : number % 4 == 1 ? four.y : number % 4 == 2 ? four.z : four.w) = value;
   }
 };
 
@@ -199,11 +240,12 @@ __device__ inline void consume(Shared& shared, const Output& output, int rank) {
     release(shared.empty[previous]);
     sync_threads(1 + group, kConsumers / 2);
     const int row = tiles.row() + first_row, column = tiles.column() + lane % 4 * 16;
+    const float by[2] = {output.scale_of(row), output.scale_of(row + 8)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float* const gate = sums + kSums / 4 * half;
       output.store(gate, gate + kSums / 2, factors + 64 * half + lane % 4 * 2, row,
-                   column + 64 * half);
+                   column + 64 * half, by);
     }
   }
 }
@@ -216,8 +258,13 @@ using namespace trtc;
 // of its call's scratch memory, which begins at a multiple of 128 bytes.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1)
 __launch_bounds__(kProducers + kConsumers, 1)
-gated_linear(const E4m3* x, const E4m3* weight, const float* weight_scale, const float* input_scale,
-             const float* out_scale, const int* dims, E4m3* out, TensorMap* maps) {
+gated_linear(const E4m3* x, const E4m3* weight, const float* weight_scale,
+#if BY_ROWS
+             const float* row_scale,
+#else
+             const float* input_scale, const float* out_scale,
+#endif
+             const int* dims, Out* out, TensorMap* maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int num_rows = dims[COUNT], rank = rank_in_cluster();
@@ -240,7 +287,11 @@ gated_linear(const E4m3* x, const E4m3* weight, const float* weight_scale, const
     }
   } else {
     take_registers<232>();
-    consume(shared, {out, num_rows, weight_scale, Gated(*input_scale, *out_scale)}, rank);
+#if BY_ROWS
+    consume(shared, {out, num_rows, weight_scale, row_scale, Gated(1.f, 1.f)}, rank);
+#else
+    consume(shared, {out, num_rows, weight_scale, nullptr, Gated(*input_scale, *out_scale)}, rank);
+#endif
   }
   // The other block arrives at this one's barriers until it is through with its last tile.
   arrive_at_cluster();

@@ -87,10 +87,16 @@ def quantized(values, pre_scale, out_scale, THROUGH: tl.constexpr, OUT: tl.const
         result = divided(_saturated(values, out_scale, OUT), out_scale)
     else:
         result = tl.div_rn(values, out_scale)
+    return _in_units(result, OUT).to(OUT)
+
+
+@triton.jit
+def _in_units(values, OUT: tl.constexpr):
+    """Integers, if OUT's codes are."""
     if OUT.is_int8():
         # Adding 1.5 * 2^23 leaves no bits for a fraction.
-        result = result + 12582912.0 - 12582912.0
-    return result.to(OUT)
+        values = values + 12582912.0 - 12582912.0
+    return values
 
 
 @triton.jit
@@ -148,29 +154,33 @@ def quantized_rows(
     SCALES: tl.constexpr,
     HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
-    THROUGH: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """plugins/rounding.py's `quantize_rows` of [BLOCK] values in THROUGH, which are zeros beyond
+    """plugins/rounding.py's `quantize_rows` of [BLOCK] values, which are zeros beyond
     COLUMNS, after a Hadamard matrix for each HADAMARD of them; 0: as they are.
 
     Stores the scales at `row_scale`, one of all values or one for each COLUMNS / SCALES.
     """
     if HADAMARD > 0:
         values = _hadamard_of_row(values, BLOCK, HADAMARD)
-    EXACT: tl.constexpr = tl.float32 if HADAMARD > 0 else THROUGH
     if SCALES == 1:
         scale = _scale_of(tl.max(tl.abs(values), 0), OUT)
         tl.store(row_scale, scale)
-        codes = quantized(values, None, scale, EXACT, OUT)
+        codes = _codes(values, scale, OUT)
     else:
         WIDTH: tl.constexpr = COLUMNS // SCALES
         groups = tl.reshape(values, BLOCK // WIDTH, WIDTH)
         scales = _scale_of(tl.max(tl.abs(groups), 1), OUT)
         group = tl.arange(0, BLOCK // WIDTH)
         tl.store(row_scale + group, scales, mask=group < SCALES)
-        codes = tl.reshape(quantized(groups, None, scales[:, None], EXACT, OUT), BLOCK)
+        codes = tl.reshape(_codes(groups, scales[:, None], OUT), BLOCK)
     return codes
+
+
+@triton.jit
+def _codes(values, scale, OUT: tl.constexpr):
+    """`values` / `scale`, which are within OUT's range but for a rounding of it."""
+    return _in_units(divided(values, scale), OUT).to(OUT)
 
 
 @triton.jit
@@ -214,9 +224,9 @@ def divided(values, by):
     `tl.div_rn`'s instructions."""
     inverse = tl.div_rn(1.0, by)
     quotient = values * inverse
-    # The remainder of a division by infinity would be NaN.
-    remainder = tl.where(inverse != 0.0, tl.fma(-quotient, by, values), 0.0)
-    return tl.fma(remainder, inverse, quotient)
+    # The remainder of a division by infinity would be NaN; its inverse corrects nothing.
+    divisor = tl.where(inverse != 0.0, by, 0.0)
+    return tl.fma(tl.fma(-quotient, divisor, values), inverse, quotient)
 
 
 @triton.jit

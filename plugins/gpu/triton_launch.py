@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES
@@ -23,6 +24,8 @@ _ROW_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192
 """By elements of a row."""
 _MOST_ROW_WARPS = 16
 """For wider rows."""
+_MANY_ROWS = 512
+"""From so many on as many programs as can run at once do."""
 
 
 @dataclass(frozen=True)
@@ -146,31 +149,43 @@ def by_rows(
     columns: int,
     vector_of: str,
     constants: Mapping[str, int | float | bool | str],
+    many_rows: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Variant, ...]:
     """One launch of a function whose programs take a whole row each, and give it SCALES scales,
     SCALE_STRIDE after those of the row before, and blocks of HADAMARD; else as `by_columns`.
+
+    Args:
+        many_rows: warps by the elements of a program, where there are rows for all multiprocessors.
 
     Raises:
         UnsupportedError: as `row_scales`.
     """
     block = row_block(columns)
-    launch = site_launch(
-        site,
-        function,
-        constants={
-            "COUNT": count_index(site.rows),
-            "COLUMNS": columns,
-            "SCALES": row_scales(site, columns),
-            "HADAMARD": int(site.attributes["hadamard"]),
-            "SCALE_STRIDE": site.strides["row_scale"],
-            "BLOCK": block,
-            "VECTOR": vector(site.dtypes[vector_of]),
-            **constants,
-        },
-        programs=Extent(site.rows),
-        num_warps=row_warps(block),
-    )
-    return (Variant(work=(launch,), max_rows=site.limits.max_num_tokens),)
+    most = site.limits.max_num_tokens
+
+    def variant_of(num_warps: int, max_rows: int) -> Variant:
+        launch = site_launch(
+            site,
+            function,
+            constants={
+                "COUNT": count_index(site.rows),
+                "COLUMNS": columns,
+                "SCALES": row_scales(site, columns),
+                "HADAMARD": int(site.attributes["hadamard"]),
+                "SCALE_STRIDE": site.strides["row_scale"],
+                "BLOCK": block,
+                "VECTOR": vector(site.dtypes[vector_of]),
+                **constants,
+            },
+            programs=Extent(site.rows),
+            num_warps=num_warps,
+        )
+        return Variant(work=(launch,), max_rows=max_rows)
+
+    few, many = row_warps(block), many_rows.get(block, row_warps(block))
+    if many == few or most <= _MANY_ROWS:
+        return (variant_of(few, most),)
+    return (variant_of(few, _MANY_ROWS), variant_of(many, most))
 
 
 def row_block(columns: int) -> int:

@@ -180,7 +180,7 @@ def route(
                         values = quantized_rows(
                             scaled_to(values, by_channel, THROUGH),
                             given_scale + pair.to(tl.int64) * SCALES,
-                            DEPTH, SCALES, HADAMARD, BLOCK, THROUGH, given.dtype.element_ty,
+                            DEPTH, SCALES, HADAMARD, BLOCK, given.dtype.element_ty,
                         )  # fmt: skip
                     else:
                         values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
@@ -282,7 +282,7 @@ def round_rows(
         values = tl.load(active + pair * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
         codes = quantized_rows(
             values, hidden_scale + pair * SCALES, COLUMNS, SCALES, HADAMARD, BLOCK,
-            active.dtype.element_ty, hidden.dtype.element_ty,
+            hidden.dtype.element_ty,
         )  # fmt: skip
         tl.store(hidden + pair * COLUMNS + column, codes, mask=inside)
 

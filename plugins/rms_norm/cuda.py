@@ -89,7 +89,7 @@ def rms_norm(
             if SCALES > 0:
                 result = quantized_rows(
                     scaled_to(normed, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
-                    COLUMNS, SCALES, HADAMARD, BLOCK, THROUGH, out.dtype.element_ty,
+                    COLUMNS, SCALES, HADAMARD, BLOCK, out.dtype.element_ty,
                 )  # fmt: skip
             else:
                 result = quantized(normed, by_column, by, THROUGH, out.dtype.element_ty)

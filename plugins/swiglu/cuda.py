@@ -65,7 +65,7 @@ def swiglu(
         if SCALES > 0:
             result = quantized_rows(
                 scaled_to(product, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
-                COLUMNS, SCALES, HADAMARD, BLOCK, THROUGH, out.dtype.element_ty,
+                COLUMNS, SCALES, HADAMARD, BLOCK, out.dtype.element_ty,
             )  # fmt: skip
         else:
             result = quantized(product, by_column, by, THROUGH, out.dtype.element_ty)

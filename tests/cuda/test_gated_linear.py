@@ -14,7 +14,7 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.lowering import Gemm, Launch, Lower, Site, Variant
 from trtc.plugins.gpu.sources import CudaSource
-from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.plugins.rounding import NUMPY_DTYPES, quantize_rows
 from trtc.protos.manifest import Limits
 
 needs_triton()
@@ -45,8 +45,12 @@ def make_site(
 
 def source_of(call: KernelCall, programs: int) -> CudaSource:
     """The kernel with so many programs: idle ones take their time here."""
-    kernel = cuda.fused_launch(site_of(call, "tokens", 90)).kernel
-    assert isinstance(kernel, CudaSource)
+    (*_, many) = LOWER(replace(site_of(call, "tokens", 90), limits=Limits(64, 1024, 4096)))
+    (kernel,) = (
+        one.kernel
+        for one in many.work
+        if isinstance(one, Launch) and isinstance(one.kernel, CudaSource)
+    )
     return replace(kernel, constants={**kernel.constants, "PROGRAMS": programs, "GROUP": 1})
 
 
@@ -59,7 +63,8 @@ def run(call: KernelCall, *, programs: int = 2, lazy: bool = False) -> Array:
     stale_x = poisoned((rows + stale, DEPTH), x.dtype)
     stale_x[:rows] = x
     width, stride = int(source.constants["I"]), int(source.constants["OUT_STRIDE"])
-    out = poisoned((rows + stale, stride), NUMPY_DTYPES["f8e4m3"])
+    out_dtype = {one.name: one.dtype for one in source.parameters}["out"]
+    out = poisoned((rows + stale, stride), NUMPY_DTYPES[out_dtype])
     maps = np.zeros(programs * 2 * 128 + 128, np.uint8)
     begin = -maps.ctypes.data % 128
     arrays = {
@@ -93,6 +98,13 @@ def test_the_kernel_agrees_with_the_reference(
     """Four tiles, or two, by one cluster or two; the second block has few rows, or one."""
     call = make_call(rows, activation)
     assert_close(call, {"out": run(call, programs=programs, lazy=lazy)})
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_rows_with_scales_agree_with_the_reference(activation: str) -> None:
+    call = make_call(300, activation, by_row=True)
+    codes, scales = quantize_rows(run(call, lazy=True), 1, "f8e4m3")
+    assert_close(call, {"out": codes, "out_row_scale": scales})
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
@@ -147,7 +159,8 @@ def test_rows_with_scales_are_quantised_after_one_launch_or_by_the_activation() 
     few, library = ["skinny_linear", "swiglu"], ["product", "swiglu"]
     at_once = [(n, ["streamed_linear", "quantize_rows"]) for n in (16, 32, 64, 128, 192, 256)]
     site = make_site(width=8192, by_row=True)
-    assert kernels(site) == [(8, few), *at_once, (4096, library)]
+    many = (4096, ["gated_linear", "quantize_rows"])
+    assert kernels(site) == [(8, few), *at_once, (512, library), many]
     variants = LOWER(site)
     for variant in variants:
         assert {"out", "out_row_scale"} <= set(variant.work[-1].arguments)  # type: ignore[union-attr]

@@ -147,7 +147,7 @@ SKINNY, STREAMED, LIBRARY = "skinny_linear", "streamed_linear", "product"
     ("kind", "few", "many"),
     [
         ("f8e4m3", [SKINNY, SKINNY, SKINNY], ["gated_linear"]),
-        ("f8e4m3" + BY_ROW, [SKINNY, SKINNY, SKINNY], None),
+        ("f8e4m3" + BY_ROW, [SKINNY, SKINNY, SKINNY], ["gated_linear", "quantize_rows"]),
         ("bf16", [SKINNY, SKINNY, STREAMED], None),
     ],
 )
