@@ -22,7 +22,6 @@ needs_triton()
 from tests.support.lowered import site_of  # noqa: E402
 from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
 from trtc.builder.targets.gpu.nvrtc import compile_cuda  # noqa: E402
-from trtc.plugins.gated_linear import cuda  # noqa: E402
 
 Array = NDArray[Any]
 
