@@ -162,7 +162,8 @@ def quantized_rows(
     Stores the scales at `row_scale`, one of all values or one for each COLUMNS / SCALES.
     """
     if HADAMARD > 0:
-        values = _hadamard_of_row(values, BLOCK, HADAMARD)
+        # A product that values are is rounded before it is added to others.
+        values = _hadamard_of_row(values + 0.0, BLOCK, HADAMARD)
     if SCALES == 1:
         scale = _scale_of(tl.max(tl.abs(values), 0), OUT)
         tl.store(row_scale, scale)

@@ -158,8 +158,13 @@ def test_recurrences_of_a_rank_leave_out_the_norm(gpu: Gpu, shape: ssm_calls.Sha
             run_lowered(call, run=gpu.run, sm=gpu.sm, variant=variant),
             call.reference(),
         )
-        assert_close(call, {**expected, "out": found["out"]})
         np.testing.assert_allclose(found["squares"], expected["squares"], rtol=1e-3)
+        # As large as they are with their norm, which the operator's tolerance is for.
+        width = expected["out"].shape[1]
+        root = np.sqrt(expected["squares"] / width)
+        of_size_one = [one["out"].astype(np.float32) / root for one in (found, expected)]
+        tolerance = call.op.tolerances[shape[0]]
+        np.testing.assert_allclose(*of_size_one, tolerance.relative, tolerance.absolute)
 
 
 @pytest.mark.parametrize("shape", scan_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[1]}")
@@ -328,6 +333,10 @@ def test_experts_of_one_of_four_ranks(
     call = with_experts(moe_call(rng, case, rows), range(4, 8))
     if case.weight == "bf16":
         call = of_size_one(call)
+    if case.quant != "none":
+        # Sums of E4M3 on tensor cores have some 12 bits, by which codes of what `down` reads are
+        # others, each by a sixteenth: small beside the tolerance only where results are.
+        call = replace(call, inputs={**call.inputs, "down_scale": call.inputs["down_scale"] / 4})
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
