@@ -162,9 +162,9 @@ def test_recurrences_of_a_rank_leave_out_the_norm(gpu: Gpu, shape: ssm_calls.Sha
         # As large as they are with their norm, which the operator's tolerance is for.
         width = expected["out"].shape[1]
         root = np.sqrt(expected["squares"] / width)
-        of_size_one = [one["out"].astype(np.float32) / root for one in (found, expected)]
+        actual, reference = (one["out"].astype(np.float32) / root for one in (found, expected))
         tolerance = call.op.tolerances[shape[0]]
-        np.testing.assert_allclose(*of_size_one, tolerance.relative, tolerance.absolute)
+        np.testing.assert_allclose(actual, reference, tolerance.relative, tolerance.absolute)
 
 
 @pytest.mark.parametrize("shape", scan_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[1]}")
