@@ -19,7 +19,7 @@ _NORM_BLOCK, _NORM_WARPS = 1024, 4
 """Values of a program of the norm."""
 _ANY = 1 << 30
 _CHUNK = 16
-"""Rows: the inverse of a matrix of so many is four products, and accurate in f32."""
+"""Rows: the inverse of a matrix of so many is six products, and accurate in f32."""
 _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
 """Of products with the state, and of those that are inverted, by the type of activations."""
 

@@ -213,12 +213,19 @@ def delta_rows(
 
 @triton.jit
 def inverse(lower, index, PRECISION: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower matrix of 16 rows, whose 16th power is nothing."""
-    power = -lower
-    result = tl.where(index[:, None] == index[None, :], 1.0, 0.0) + power
-    for _ in tl.static_range(3):
-        power = tl.dot(power, power, input_precision=PRECISION)
-        result += tl.dot(result, power, input_precision=PRECISION)
+    """(I + lower)^-1 of a strictly lower matrix of 16 rows, by blocks of 1, 2, 4 and 8 of them:
+
+        [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 @ C @ A^-1, B^-1]]
+
+    Where keys are alike, powers of `lower` are thousands of times as large as the inverse, so it is
+    no sum of them.
+    """
+    row, column = index[:, None], index[None, :]
+    result = tl.where(row == column, 1.0, 0.0) - tl.where((row ^ column) == 1, lower, 0.0)
+    for step in tl.static_range(1, 4):
+        below = tl.where((row ^ column) >> step == 1, lower, 0.0)
+        known = tl.dot(below, result, input_precision=PRECISION)
+        result -= tl.dot(result, known, input_precision=PRECISION)
     return result
 
 

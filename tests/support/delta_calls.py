@@ -16,6 +16,8 @@ LARGE = (("f32", 4, 128, 8, 128, 32), ("bf16", 4, 128, 8, 128, 32))
 BY_CHANNEL = (("f32", 2, 24, 4, 40, 8), ("bf16", 1, 32, 2, 32, 16), ("f32", 2, 16, 2, 80, 32))
 """Of key channels that have decays of their own."""
 LARGE_BY_CHANNEL = (("f32", 8, 128, 8, 128, 32), ("bf16", 8, 128, 8, 128, 32))
+ALIKE = ("f32", 2, 16, 2, 40, 32)
+"""Of rows with the same key."""
 _STRONG = 3
 """Every so many channels forget nearly all of a state at each row: by factors down to exp(-40)."""
 _EPS = 1e-5
@@ -34,11 +36,18 @@ class Deltas(Sequences):
         page_size: int,
         *,
         by_channel: bool = False,
+        alike: bool = False,
     ) -> None:
+        """
+        Args:
+            alike: all rows of a history have the same query and the same key, and little is
+                forgotten, as in a prompt of one token over and over.
+        """
         rng = np.random.default_rng(value_dim)
         self.dtype, self.key_heads, self.value_heads = dtype, key_heads, value_heads
         self.key_dim, self.value_dim = key_dim, value_dim
         self.decays = key_dim if by_channel else 1
+        self.alike = alike
         widths = {
             "qkv": 2 * key_heads * key_dim + value_heads * value_dim,
             "z": value_heads * value_dim,
@@ -52,6 +61,11 @@ class Deltas(Sequences):
         if by_channel:
             for one in rows:
                 one["a"][:, ::_STRONG] += 200
+        if alike:
+            for one in rows:
+                one["qkv"][:, : 2 * key_heads * key_dim] = one["qkv"][0, : 2 * key_heads * key_dim]
+                one["b"] += 6
+                one["a"] -= 6
         weights: dict[str, Array | None] = {
             "rate": -np.exp(random_array(rng, value_heads, spread=0.5) - 2),
             "dt_bias": random_array(rng, value_heads * self.decays),
@@ -77,7 +91,8 @@ class Deltas(Sequences):
 
     def __str__(self) -> str:
         sizes = (self.key_heads, self.key_dim, self.value_heads, self.value_dim)
-        return f"{self.dtype}-{'x'.join(map(str, sizes))}{'-by-channel' * (self.decays > 1)}"
+        kind = "-by-channel" * (self.decays > 1) + "-alike" * self.alike
+        return f"{self.dtype}-{'x'.join(map(str, sizes))}{kind}"
 
     def torch_outputs(self, number: int) -> Array:
         """A whole sequence at once, by Transformers' chunks, or by its rows where channels have
@@ -111,4 +126,5 @@ class Deltas(Sequences):
 
 def cases() -> list[Deltas]:
     by_channel = (Deltas(*shape, by_channel=True) for shape in BY_CHANNEL)
-    return [*(Deltas(*shape) for shape in SHAPES), *by_channel]
+    alike = (Deltas(*ALIKE, alike=True), Deltas(*ALIKE, alike=True, by_channel=True))
+    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *alike]
