@@ -617,6 +617,7 @@ class _SourceGraph:
             value_heads=heads,
             value_dim=spec.value_dim,
             decays=spec.decays,
+            write_scale=spec.write_scale,
             gate=spec.gate,
             eps=spec.norm.eps,
             page_size=self._page_size,

@@ -329,6 +329,8 @@ class GatedDeltaSpec:
     """Dv."""
     decays: int = 1
     """Of a head: one, or Dk, one for each of its key channels (Kimi-Linear)."""
+    write_scale: float = 1.0
+    """Of sigmoid(b); 2 where eigenvalues of the recurrence may be negative (OLMo Hybrid)."""
     gate: Literal["silu", "sigmoid"] = "silu"
     z_down: LinearSpec | None = None
     """[rank, H]: `z` reads what it gives; None: x."""

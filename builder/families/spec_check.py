@@ -99,7 +99,7 @@ class _Check:
         if isinstance(value, int) and not isinstance(value, bool) and name in _MOST:
             self.between(place, value, 1, _MOST[name])
 
-    def between(self, place: str, value: int, least: int, most: int) -> None:
+    def between(self, place: str, value: float, least: float, most: float) -> None:
         if not least <= value <= most:
             self.fail(place, f"is {value}, not from {least} to {most}")
 
@@ -316,6 +316,8 @@ class _Check:
             self.linear(f"{place}.qkv", spec.qkv, hidden, spec.channels)
         if spec.decays not in (1, spec.key_dim):
             self.fail(f"{place}.decays", f"is {spec.decays}, neither 1 nor key_dim")
+        # Beyond 2 states grow without bound.
+        self.between(f"{place}.write_scale", spec.write_scale, 0, 2)
         self.low_rank(f"{place}.z", spec.z_down, spec.z, hidden, heads * spec.value_dim)
         self.linear(f"{place}.b", spec.b, hidden, heads)
         self.low_rank(f"{place}.a", spec.a_down, spec.a, hidden, heads * spec.decays)

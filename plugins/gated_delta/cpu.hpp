@@ -98,7 +98,7 @@ struct DeltaHead {
     const float b = to_float(a.b.row<const typename C::b_t>(number)[head]);
     const float decay = kByRow ? 1.f : std::exp(log_decay(number, 0));
     if constexpr (kByRow) decay_rows(number);
-    const float beta = 1.f / (1.f + std::exp(-b));
+    const float beta = C::write_scale / (1.f + std::exp(-b));
     constexpr std::int64_t kWide = 4 * kLanes, kWhole = kValues / kWide * kWide;
     for (std::int64_t j = 0; j < kWhole; j += kWide) columns<4>(j, v, from, to, decay, beta, AllLanes{});
     for_vectors(kValues - kWhole, [&](std::int64_t j, auto n) {

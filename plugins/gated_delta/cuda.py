@@ -36,6 +36,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
         "KEY_DIM": site.axes["key_dim"],
         "VALUE_HEADS": heads,
         "DECAYS": int(site.attributes["decays"]),
+        "WRITE_SCALE": float(site.attributes["write_scale"]),
         "QKV_STRIDE": site.strides["qkv"],
         "A_STRIDE": site.strides["a"],
         "B_STRIDE": site.strides["b"],

@@ -32,6 +32,8 @@ GATED_DELTA = FusedOp(
         Attribute("value_dim", "int"),
         # A head has one, or each of its key channels its own: key_dim.
         Attribute("decays", "int", default=1),
+        # Of sigmoid(b); 2: what a key stands for may turn its sign, not only fade.
+        Attribute("write_scale", "float", default=1.0),
         Attribute("gate", "enum", "silu", ("silu", "sigmoid"), "Activation"),
         Attribute("eps", "float"),
         Attribute("page_size", "int"),

@@ -33,6 +33,7 @@ def reference(
     value_heads: int,
     value_dim: int,
     decays: int,
+    write_scale: float,
     gate: str,
     eps: float,
     page_size: int,
@@ -43,7 +44,7 @@ def reference(
     state S [key_dim, value_dim]:
 
         S = exp(rate * softplus(a + dt_bias)) * S
-        S = S + outer(k, sigmoid(b) * (v - k @ S))
+        S = S + outer(k, write_scale * sigmoid(b) * (v - k @ S))
         out = rms_norm(q @ S / sqrt(key_dim)) * norm * gate(z)
 
     A head has one number of `a` and `dt_bias`, which decays all of S, or `decays` = key_dim of
@@ -57,7 +58,7 @@ def reference(
     q, k = (_unit(one.reshape(-1, key_heads, key_dim)) for one in (q, k))
     q, k = (np.repeat(one, value_heads // key_heads, axis=1) for one in (q, k))
     v = v.reshape(-1, value_heads, value_dim)
-    beta = _sigmoid(b.astype(np.float32))
+    beta = np.float32(write_scale) * _sigmoid(b.astype(np.float32))
     steps = np.logaddexp(0, a.astype(np.float32) + dt_bias).reshape(-1, value_heads, decays)
     decay = np.exp(rate[:, None] * steps).astype(np.float32)
     shape = (value_heads, key_dim, value_dim)

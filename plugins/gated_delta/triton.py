@@ -48,15 +48,23 @@ def unit_vector(place, index, inside, scale):
 
 @triton.jit
 def head_gates(
-    a, b, rate, dt_bias, row, is_row, head, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr
+    a,
+    b,
+    rate,
+    dt_bias,
+    row,
+    is_row,
+    head,
+    WRITE_SCALE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
 ):
     """Of a row: the logarithm of the factor of what a head remembers, and the factor of what it
     writes."""
     x = tl.load(a + row * A_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head)
     step = softplus(x)
-    written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
-    return tl.load(rate + head) * step, tl.sigmoid(written)
+    return tl.load(rate + head) * step, writing_gate(b, row, is_row, head, WRITE_SCALE, B_STRIDE)
 
 
 @triton.jit
@@ -68,10 +76,10 @@ def channel_decays(of_rows, inside, key, rate, dt_bias, head, KEY_DIM: tl.conste
 
 
 @triton.jit
-def writing_gate(b, row, is_row, head, B_STRIDE: tl.constexpr):
+def writing_gate(b, row, is_row, head, WRITE_SCALE: tl.constexpr, B_STRIDE: tl.constexpr):
     """Of a row: the factor of what a head writes."""
     written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
-    return tl.sigmoid(written)
+    return tl.sigmoid(written) * WRITE_SCALE
 
 
 @triton.jit
@@ -95,6 +103,7 @@ def add_row(
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
     QKV_STRIDE: tl.constexpr,
@@ -111,12 +120,14 @@ def add_row(
     of_values = of_row + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
     v = tl.load(of_values + column, mask=is_column, other=0.0).to(tl.float32)
     if DECAYS == 1:
-        log_decay, beta = head_gates(a, b, rate, dt_bias, at, row < last, head, A_STRIDE, B_STRIDE)
+        log_decay, beta = head_gates(
+            a, b, rate, dt_bias, at, row < last, head, WRITE_SCALE, A_STRIDE, B_STRIDE
+        )
         state *= tl.exp(log_decay)
     else:
         of_decays, inside = a + at * A_STRIDE, is_key & (row < last)
         log_decay = channel_decays(of_decays, inside, key, rate, dt_bias, head, KEY_DIM)
-        beta = writing_gate(b, at, row < last, head, B_STRIDE)
+        beta = writing_gate(b, at, row < last, head, WRITE_SCALE, B_STRIDE)
         state *= tl.exp(log_decay)[:, None]
     new = beta * (v - tl.sum(state * k[:, None], axis=0))
     state += k[:, None] * new[None, :]
@@ -150,6 +161,7 @@ def delta_rows(
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
@@ -203,6 +215,7 @@ def delta_rows(
             VALUE_HEADS,
             VALUE_DIM,
             DECAYS,
+            WRITE_SCALE,
             PAGE_SIZE,
             STATE_STRIDE,
             QKV_STRIDE,
@@ -270,6 +283,7 @@ def chunk_of_head(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     QKV_STRIDE: tl.constexpr,
     A_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
@@ -282,14 +296,16 @@ def chunk_of_head(
     of_queries = qkv + key_head * KEY_DIM
     q = unit_rows(of_queries, row, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
     if DECAYS == 1:
-        log_decay, beta = head_gates(a, b, rate, dt_bias, row, is_row, head, A_STRIDE, B_STRIDE)
+        log_decay, beta = head_gates(
+            a, b, rate, dt_bias, row, is_row, head, WRITE_SCALE, A_STRIDE, B_STRIDE
+        )
         decays = tl.where(is_row, log_decay, 0.0)
     else:
         is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
         of_rows = a + row[:, None] * A_STRIDE
         log_decay = channel_decays(of_rows, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM)
         decays = tl.where(is_pair, log_decay, 0.0)
-        beta = writing_gate(b, row, is_row, head, B_STRIDE)
+        beta = writing_gate(b, row, is_row, head, WRITE_SCALE, B_STRIDE)
     return q, k, tl.where(is_row, beta, 0.0), decays
 
 
@@ -310,6 +326,7 @@ def solve_chunk(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     QKV_STRIDE: tl.constexpr,
     A_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
@@ -328,7 +345,7 @@ def solve_chunk(
     at = row.to(tl.int64)
     q, k, beta, decays = chunk_of_head(
         qkv, b, a, rate, dt_bias, at, is_row, head, key,
-        KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, QKV_STRIDE, A_STRIDE, B_STRIDE,
+        KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, WRITE_SCALE, QKV_STRIDE, A_STRIDE, B_STRIDE,
     )  # fmt: skip
     sums = tl.cumsum(decays, axis=0)
     if DECAYS == 1:
@@ -360,6 +377,7 @@ def delta_pairs(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     QKV_STRIDE: tl.constexpr,
     A_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
@@ -406,6 +424,7 @@ def delta_pairs(
                 KEY_DIM,
                 VALUE_HEADS,
                 DECAYS,
+                WRITE_SCALE,
                 QKV_STRIDE,
                 A_STRIDE,
                 B_STRIDE,
@@ -439,6 +458,7 @@ def delta_chunks(
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DECAYS: tl.constexpr,
+    WRITE_SCALE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
@@ -490,7 +510,7 @@ def delta_chunks(
         at = row.to(tl.int64)
         q, k, beta, decays = chunk_of_head(
             qkv, b, a, rate, dt_bias, at, is_row, head, key,
-            KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, QKV_STRIDE, A_STRIDE, B_STRIDE,
+            KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, WRITE_SCALE, QKV_STRIDE, A_STRIDE, B_STRIDE,
         )  # fmt: skip
         sums = tl.cumsum(decays, axis=0)
         total = tl.sum(decays, axis=0)
@@ -548,6 +568,7 @@ def delta_chunks(
             VALUE_HEADS,
             VALUE_DIM,
             DECAYS,
+            WRITE_SCALE,
             PAGE_SIZE,
             STATE_STRIDE,
             QKV_STRIDE,

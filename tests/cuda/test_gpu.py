@@ -11,7 +11,7 @@ from tests.support import scan_calls, ssm_calls
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import assert_close as assert_attention_close
 from tests.support.attention_launches import make_call, run_variant
-from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, Deltas
+from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, LARGE_WRITTEN_TWICE, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, rms_scale, sliced, turned
 from tests.support.index_calls import IndexShape
@@ -140,6 +140,15 @@ def test_delta_nets_by_channel_of_a_real_size(
 ) -> None:
     """As delta nets."""
     assert_steps_agree(gpu, Deltas(*shape, by_channel=True))
+
+
+@pytest.mark.parametrize("shape", LARGE_WRITTEN_TWICE, ids=lambda shape: shape[0])
+@pytest.mark.parametrize("alike", [False, True])
+def test_delta_nets_with_negative_eigenvalues_of_a_real_size(
+    gpu: Gpu, shape: tuple[str, int, int, int, int, int], alike: bool
+) -> None:
+    """As delta nets."""
+    assert_steps_agree(gpu, Deltas(*shape, write_scale=2.0, alike=alike))
 
 
 @pytest.mark.parametrize("shape", ssm_calls.LARGE, ids=lambda shape: f"{shape[0]}-{shape[4]}")

@@ -109,6 +109,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             value_heads=2,
             value_dim=HEAD_DIM,
             decays=decays,
+            write_scale=2.0,
             gate=gate,
             eps=1e-6,
             page_size=PAGE_SIZE,

@@ -18,6 +18,9 @@ BY_CHANNEL = (("f32", 2, 24, 4, 40, 8), ("bf16", 1, 32, 2, 32, 16), ("f32", 2, 1
 LARGE_BY_CHANNEL = (("f32", 8, 128, 8, 128, 32), ("bf16", 8, 128, 8, 128, 32))
 ALIKE = ("f32", 2, 16, 2, 40, 32)
 """Of rows with the same key."""
+WRITTEN_TWICE = (("f32", 2, 24, 4, 48, 8), ("bf16", 2, 24, 2, 48, 32))
+"""Of states whose parts may turn their sign."""
+LARGE_WRITTEN_TWICE = (("f32", 30, 96, 30, 192, 32), ("bf16", 30, 96, 30, 192, 32))
 _STRONG = 3
 """Every so many channels forget nearly all of a state at each row: by factors down to exp(-40)."""
 _EPS = 1e-5
@@ -37,6 +40,7 @@ class Deltas(Sequences):
         *,
         by_channel: bool = False,
         alike: bool = False,
+        write_scale: float = 1.0,
     ) -> None:
         """
         Args:
@@ -47,7 +51,7 @@ class Deltas(Sequences):
         self.dtype, self.key_heads, self.value_heads = dtype, key_heads, value_heads
         self.key_dim, self.value_dim = key_dim, value_dim
         self.decays = key_dim if by_channel else 1
-        self.alike = alike
+        self.alike, self.write_scale = alike, write_scale
         widths = {
             "qkv": 2 * key_heads * key_dim + value_heads * value_dim,
             "z": value_heads * value_dim,
@@ -64,8 +68,9 @@ class Deltas(Sequences):
         if alike:
             for one in rows:
                 one["qkv"][:, : 2 * key_heads * key_dim] = one["qkv"][0, : 2 * key_heads * key_dim]
-                one["b"] += 6
-                one["a"] -= 6
+                one["b"] += 3
+                one["a"] -= 3
+                one["z"] /= 2  # sums that cancel are not as exact as others
         weights: dict[str, Array | None] = {
             "rate": -np.exp(random_array(rng, value_heads, spread=0.5) - 2),
             "dt_bias": random_array(rng, value_heads * self.decays),
@@ -82,6 +87,7 @@ class Deltas(Sequences):
                 "value_heads": value_heads,
                 "value_dim": value_dim,
                 "decays": self.decays,
+                "write_scale": write_scale,
                 "gate": "sigmoid" if by_channel else "silu",
                 "eps": _EPS,
             },
@@ -92,6 +98,7 @@ class Deltas(Sequences):
     def __str__(self) -> str:
         sizes = (self.key_heads, self.key_dim, self.value_heads, self.value_dim)
         kind = "-by-channel" * (self.decays > 1) + "-alike" * self.alike
+        kind += f"-writing-{self.write_scale:g}" * (self.write_scale != 1)
         return f"{self.dtype}-{'x'.join(map(str, sizes))}{kind}"
 
     def torch_outputs(self, number: int) -> Array:
@@ -103,7 +110,8 @@ class Deltas(Sequences):
         q, k, v = given["qkv"].split([keys, keys, self.value_heads * self.value_dim], dim=1)
         q, k = (one.reshape(1, -1, self.key_heads, self.key_dim) for one in (q, k))
         v = v.reshape(1, -1, self.value_heads, self.value_dim)
-        beta, steps = given["b"].sigmoid()[None], F.softplus(given["a"] + weights["dt_bias"])
+        beta = self.write_scale * given["b"].sigmoid()[None]
+        steps = F.softplus(given["a"] + weights["dt_bias"])
         if self.decays > 1:
             shared = self.value_heads // self.key_heads
             q, k = (one.repeat_interleave(shared, dim=2) for one in (q, k))
@@ -126,5 +134,10 @@ class Deltas(Sequences):
 
 def cases() -> list[Deltas]:
     by_channel = (Deltas(*shape, by_channel=True) for shape in BY_CHANNEL)
-    alike = (Deltas(*ALIKE, alike=True), Deltas(*ALIKE, alike=True, by_channel=True))
-    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *alike]
+    twice = (Deltas(*shape, write_scale=2.0) for shape in WRITTEN_TWICE)
+    alike = (
+        Deltas(*ALIKE, alike=True),
+        Deltas(*ALIKE, alike=True, by_channel=True),
+        Deltas(*ALIKE, alike=True, write_scale=2.0),
+    )
+    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *twice, *alike]
