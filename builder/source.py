@@ -12,6 +12,7 @@ from trtc.builder.checkpoint.verify import (
     check_tensors,
     settle_embeddings,
     settle_experts,
+    settle_names,
     settle_prefix,
 )
 from trtc.builder.families.own import load_family
@@ -133,7 +134,7 @@ def open_source(request: BuildRequest) -> ModelSource:
         )
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
-    spec = settle_embeddings(settle_prefix(spec, reader), reader)
+    spec = settle_names(settle_embeddings(settle_prefix(spec, reader), reader), reader)
     separate, spec = spec, settle_experts(spec, reader)
     recipe = None if request.recipe is None else _recipe(request.recipe, quantization)
     scheme = _scheme(request, quantization) if recipe is None else recipe.scheme
@@ -164,7 +165,8 @@ def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
     checkpoint = open_checkpoint(str(directory))
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
-    spec = settle_experts(settle_embeddings(source.calibrated_spec, reader), reader)
+    spec = settle_names(settle_embeddings(source.calibrated_spec, reader), reader)
+    spec = settle_experts(spec, reader)
     check_tensors(spec, reader, quantization)
     return dataclasses.replace(source, spec=spec, reader=reader, quantization=quantization)
 

@@ -338,6 +338,9 @@ class GatedDeltaSpec:
     """[rank, H]: `a` reads what it gives; None: x."""
     a_log_shape: tuple[int, ...] = ()
     """Of the tensor in the checkpoint; (): [Hv]."""
+    conv_in_thirds: bool = False
+    """The convolution's three tensors are equal parts of it, as Transformers saves them, not those
+    of q, k and v."""
 
     @property
     def channels(self) -> int:
@@ -359,7 +362,10 @@ class GatedDeltaSpec:
     def convolutions(self) -> tuple[tuple[str, int], ...]:
         """Prefix and channels of each of the convolution's tensors."""
         if isinstance(self.conv, tuple):
-            return tuple(zip(self.conv, self.parts, strict=True))
+            third = -(-self.channels // 3)
+            thirds = (third, third, self.channels - 2 * third)
+            parts = thirds if self.conv_in_thirds else self.parts
+            return tuple(zip(self.conv, parts, strict=True))
         return ((self.conv, self.channels),)
 
     @property
@@ -701,6 +707,8 @@ class DecoderSpec:
     pad_token_id: int | None = None
     ignored_tensors: tuple[str, ...] = field(default_factory=tuple)
     """Regular expressions of checkpoint tensors that are known and not needed."""
+    other_names: tuple[tuple[str, str], ...] = ()
+    """Parts of tensors' names, and what some checkpoints have in their place."""
 
     @property
     def attentions(self) -> tuple[tuple[int, AttentionSpec], ...]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
@@ -11,6 +13,7 @@ from trtc.builder.spec import (
     DenseMlpSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
+    LayerSpec,
     LinearSpec,
     Mamba1Spec,
     Mamba2Spec,
@@ -100,7 +103,7 @@ def settle_prefix(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     `model.language_model.*`.
     """
     for prefix in _PREFIXES:
-        found: DecoderSpec = _renamed(spec, prefix)
+        found: DecoderSpec = _renamed(spec, partial(_with_prefix, prefix))
         if found.embedding in reader:
             return _with_inner_head(found, reader)
     return spec
@@ -114,17 +117,48 @@ def _with_inner_head(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpe
     return dataclasses.replace(spec, lm_head=dataclasses.replace(spec.lm_head, name=inner))
 
 
-def _renamed(value: Any, prefix: str) -> Any:
-    """A spec, or a part of one, whose tensors' names begin with `prefix` in place of `model.`. No
-    other string of a spec begins so."""
-    if isinstance(value, str) and value.startswith("model."):
-        return prefix + value.removeprefix("model.")
+def settle_names(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
+    """Tensors have those of the spec's `other_names` that the checkpoint has; and delta nets the
+    convolutions."""
+
+    def name_of(name: str) -> str:
+        if name in reader:
+            return name
+        others = (name.replace(own, other) for own, other in spec.other_names)
+        return next((other for other in others if other in reader), name)
+
+    settled: DecoderSpec = _renamed(spec, name_of) if spec.other_names else spec
+    layers = tuple(_with_convolutions(layer, reader) for layer in settled.layers)
+    return dataclasses.replace(settled, layers=layers)
+
+
+def _with_convolutions(layer: LayerSpec, reader: SafetensorsReader) -> LayerSpec:
+    """A delta net's convolution lies in tensors of q, k and v, or in as many equal parts."""
+    if not isinstance(layer.mixer, GatedDeltaSpec):
+        return layer
+    for in_thirds in (False, True):
+        mixer = dataclasses.replace(layer.mixer, conv_in_thirds=in_thirds)
+        sizes = ((f"{name}.weight", channels) for name, channels in mixer.convolutions)
+        if all(name in reader and reader.stored(name).shape[:1] == (n,) for name, n in sizes):
+            return dataclasses.replace(layer, mixer=mixer)
+    return layer
+
+
+def _with_prefix(prefix: str, name: str) -> str:
+    """No string of a spec but a tensor's name begins with `model.`."""
+    return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+
+def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
+    """A spec, or a part of one, with every string of it renamed."""
+    if isinstance(value, str):
+        return rename(value)
     if isinstance(value, tuple):
-        return type(value)(_renamed(one, prefix) for one in value)
+        return type(value)(_renamed(one, rename) for one in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    parts: dict[str, Any] = {name: _renamed(part, prefix) for name, part in fields.items()}
+    parts: dict[str, Any] = {name: _renamed(part, rename) for name, part in fields.items()}
     return dataclasses.replace(value, **parts)
 
 

@@ -25,6 +25,7 @@ from trtc.protos.errors import CheckpointError, UnsupportedError
 
 EMBEDDING = "model.embed_tokens"
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+LINEAR = "linear_attention"
 """Layer types."""
 _NO_ROPE_INTERVAL = 4
 RELU2: Mapping[str, Activation] = {"relu2": "relu2"}

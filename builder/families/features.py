@@ -114,6 +114,9 @@ FEATURES: Mapping[str, _Test] = {
     "delta nets that decay by channel": _any_layer(
         lambda layer: isinstance(layer.mixer, GatedDeltaSpec) and layer.mixer.decays > 1
     ),
+    "delta nets with negative eigenvalues": _any_layer(
+        lambda layer: isinstance(layer.mixer, GatedDeltaSpec) and layer.mixer.write_scale > 1
+    ),
     "Mamba layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba1Spec)),
     "Mamba-2 layers": _any_layer(lambda layer: isinstance(layer.mixer, Mamba2Spec)),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),

@@ -44,7 +44,6 @@ _LINEAR_NAMES = {
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
 """The same of fields in `linear_attn_config`."""
-_LINEAR = "linear_attention"
 _DENSE, _SPARSE = "dense", "sparse"
 _INTERVAL = 4
 
@@ -156,7 +155,7 @@ def _mixer_types(config: Config, linear: Config) -> tuple[str, ...]:
         CheckpointError: they do not fit.
         UnsupportedError: a layer type that trtc does not have.
     """
-    kinds = common.types_of_layers(config, "layer_types", (_LINEAR, common.FULL))
+    kinds = common.types_of_layers(config, "layer_types", (common.LINEAR, common.FULL))
     if kinds is not None:
         return kinds
     layers = range(config.integer("num_hidden_layers"))
@@ -170,7 +169,7 @@ def _mixer_types(config: Config, linear: Config) -> tuple[str, ...]:
         if sorted((*delta, *full)) != [index + 1 for index in layers]:
             raise CheckpointError(f"does not list each of {len(layers)} layers once", field=field)
         attends = {one - 1 for one in full}
-    return tuple(common.FULL if index in attends else _LINEAR for index in layers)
+    return tuple(common.FULL if index in attends else common.LINEAR for index in layers)
 
 
 def _mlp_types(config: Config) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Qwen3.5's config.json describes a model that also sees images; the text model al
 import dataclasses
 from collections.abc import Callable
 
-from trtc.builder.families import common, mixture
+from trtc.builder.families import common, delta, mixture
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
@@ -20,7 +20,6 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     NormSpec,
 )
-from trtc.protos.errors import CheckpointError
 
 _DEFAULTS = {
     "num_attention_heads": 16,
@@ -39,7 +38,6 @@ _EXPERTS = {
 }
 """Of the models with routed experts."""
 _INTERVAL = 4
-_LINEAR = "linear_attention"
 _NORMS = common.NormStyle(unit_offset=True)
 _OTHER_PARTS = (r"(model\.)?visual\..*", r"mtp\..*")
 """Tensors of the part that sees images, and of the one that drafts several tokens."""
@@ -107,9 +105,9 @@ def _decoder(
 
     def layer(index: int, prefix: str) -> LayerSpec:
         attends = kinds[index] == common.FULL
-        delta = f"{prefix}.linear_attn"
+        net = f"{prefix}.linear_attn"
         return LayerSpec(
-            mixer=attention(prefix) if attends else _delta(config, delta, projections),
+            mixer=attention(prefix) if attends else _delta(config, net, projections),
             mlp=mlp(config, index, f"{prefix}.mlp"),
             attention_norm=norm(f"{prefix}.input_layernorm"),
             mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
@@ -164,7 +162,7 @@ def _delta(config: Config, prefix: str, projections: _Projections) -> GatedDelta
 def _separate(config: Config, prefix: str) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
     """Four tensors, as in Qwen3.5."""
     hidden, heads = config.integer("hidden_size"), config.integer("linear_num_value_heads")
-    keys, values = _widths(config)
+    keys, values = delta.widths(config)
     return (
         LinearSpec(f"{prefix}.in_proj_qkv", hidden, 2 * keys + values),
         LinearSpec(f"{prefix}.in_proj_z", hidden, values),
@@ -178,7 +176,7 @@ def _by_key_head(
 ) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
     """Two tensors, as in Qwen3-Next, in which what belongs to a key head lies side by side."""
     hidden, heads = config.integer("hidden_size"), config.integer("linear_num_value_heads")
-    keys, values = _widths(config)
+    keys, values = delta.widths(config)
     key_heads = config.integer("linear_num_key_heads")
     dim, of_head, shared = keys // key_heads, values // key_heads, heads // key_heads
     end = 2 * dim + 2 * of_head
@@ -194,23 +192,6 @@ def _by_key_head(
     )
 
 
-def _widths(config: Config) -> tuple[int, int]:
-    """Of all keys and of all values of a token.
-
-    Raises:
-        CheckpointError: heads of values do not share heads of keys equally.
-    """
-    key_heads = config.integer("linear_num_key_heads")
-    heads = config.integer("linear_num_value_heads")
-    if heads % key_heads:
-        raise CheckpointError(
-            f"{key_heads} does not divide linear_num_value_heads {heads}",
-            field="config.json: linear_num_key_heads",
-        )
-    keys = key_heads * config.integer("linear_key_head_dim")
-    return keys, heads * config.integer("linear_value_head_dim")
-
-
 def _layer_kinds(config: Config) -> tuple[str, ...]:
     """Of each layer: `layer_types`, or attention on every `full_attention_interval`th.
 
@@ -219,8 +200,10 @@ def _layer_kinds(config: Config) -> tuple[str, ...]:
         UnsupportedError: a layer type that trtc does not have.
     """
     number = config.integer("num_hidden_layers")
-    kinds = common.types_of_layers(config, "layer_types", (_LINEAR, common.FULL))
+    kinds = common.types_of_layers(config, "layer_types", (common.LINEAR, common.FULL))
     if kinds is None:
         interval = config.integer("full_attention_interval", _INTERVAL)
-        return tuple(_LINEAR if (index + 1) % interval else common.FULL for index in range(number))
+        return tuple(
+            common.LINEAR if (index + 1) % interval else common.FULL for index in range(number)
+        )
     return kinds

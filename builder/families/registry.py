@@ -37,6 +37,7 @@ from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
 from trtc.builder.families.nemotron_h import nemotron_h
 from trtc.builder.families.olmo2 import olmo2, olmo3
+from trtc.builder.families.olmo_hybrid import olmo_hybrid
 from trtc.builder.families.olmoe import olmoe
 from trtc.builder.families.own import Family
 from trtc.builder.families.phi3 import phi3
@@ -89,6 +90,7 @@ FAMILIES: Mapping[str, Family] = {
     "SmolLM3ForCausalLM": smollm3,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
+    "OlmoHybridForCausalLM": olmo_hybrid,
     "OlmoeForCausalLM": olmoe,
     "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,

@@ -40,7 +40,13 @@ from trtc.builder.families.registry import checkpoint_spec, decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
-from trtc.builder.spec import NO_ROPE, DecoderSpec, MoeMlpSpec
+from trtc.builder.spec import (
+    NO_ROPE,
+    AttentionSpec,
+    DecoderSpec,
+    GatedDeltaSpec,
+    MoeMlpSpec,
+)
 from trtc.protos.errors import CheckpointError, RequestError, TrtcError, UnsupportedError
 from trtc.protos.manifest import Limits
 
@@ -300,6 +306,9 @@ def test_granites_hybrids_of_other_kinds(fields: dict[str, Any], tmp_path: Path)
         ("smollm3", {"use_sliding_window": False}),
         ("olmo3", {"layer_types": ["full_attention"] * 4}),
         ("olmo3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
+        ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
+        ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}}),
+        ("olmo_hybrid_nope", {"rope_parameters": {"rope_theta": 1000.0}}),
         ("olmoe", {"norm_topk_prob": True}),
         ("granite", {"embedding_multiplier": 1.0}),
         ("granite", {"residual_multiplier": 1.0}),
@@ -467,6 +476,67 @@ def test_quantised_dense_layers_of_kimi_linear_are_found(tmp_path: Path) -> None
     spec = settle_experts(checkpoint_spec(checkpoint, 64), checkpoint.open_weights())
     (mlp,) = spec.layers[0].mlps
     assert mlp.up.name == f"{dense}up_proj" and mlp.down.name == f"{dense}down_proj"
+
+
+def test_olmo_hybrid_as_published() -> None:
+    """All heads by one number, and no rotary embedding."""
+    own = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    given = {f"linear_{name}": ... for name in own} | {"layer_types": ...}
+    published = config_of(
+        "olmo_hybrid",
+        **given,
+        hidden_size=3840,
+        num_attention_heads=30,
+        num_key_value_heads=30,
+        num_hidden_layers=32,
+        rope_parameters={"rope_theta": None},
+    )
+    spec = decoder_spec(published, 64)
+    assert [index for index, _ in spec.attentions] == list(range(3, 32, 4))
+    assert {one.rope for _, one in spec.attentions} == {NO_ROPE}
+    net = spec.layers[0].mixer
+    assert isinstance(net, GatedDeltaSpec)
+    assert (net.num_key_heads, net.key_dim) == (30, 96)
+    assert (net.num_value_heads, net.value_dim) == (30, 192)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4, 9])
+def test_layers_of_olmo_hybrid_where_none_are_named(layers: int) -> None:
+    expected = tiny_config("olmo_hybrid", layer_types=None, num_hidden_layers=layers)
+    fields = {"layer_types": ..., "num_hidden_layers": layers}
+    spec = decoder_spec(config_of("olmo_hybrid", **fields), 64)
+    attends = [kind == "full_attention" for kind in expected.layer_types]
+    assert [isinstance(layer.mixer, AttentionSpec) for layer in spec.layers] == attends
+
+
+HYBRID_NAMES = {
+    "model.layers.0.attention_layer_norm": "model.layers.0.input_layernorm",
+    "model.layers.0.feedforward_layer_norm": "model.layers.0.post_attention_layernorm",
+    "model.layers.1.feedforward_layer_norm": "model.layers.1.post_attention_layernorm",
+}
+"""Tensors of OLMo Hybrid as Transformers saves them, and as its model has them. In published
+checkpoints layers with delta nets have the first names, those with attention the others."""
+
+
+@pytest.mark.parametrize("layers", [("1",), ("0", "1")])
+def test_olmo_hybrid_by_all_names_of_its_tensors(layers: tuple[str, ...], tmp_path: Path) -> None:
+    """And with the convolution in parts of q, k and v, not in three as large as each other."""
+    saved = tiny_checkpoint("olmo_hybrid", tmp_path)
+    file = saved / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    expected = stepper(saved).prefill(random_prompt(9), 9)
+    for own, other in HYBRID_NAMES.items():
+        if own.split(".")[2] in layers:
+            tensors[f"{other}.weight"] = tensors.pop(f"{own}.weight")
+    for index in (0, 2, 3):
+        names = [f"model.layers.{index}.linear_attn.{one}_conv1d.weight" for one in "qkv"]
+        joined = np.concatenate([tensors[name] for name in names])
+        parts = np.split(joined, (48, 96))
+        tensors |= {name: part.copy() for name, part in zip(names, parts, strict=True)}
+    safetensors.numpy.save_file(tensors, file)
+    np.testing.assert_array_equal(stepper(saved).prefill(random_prompt(9), 9), expected)
+    request = BuildRequest(model=str(saved), output=tmp_path / "e", dtype="fp32")
+    assert open_source(request).unknown_tensors == ()
 
 
 def test_lfm2_as_its_first_checkpoints_spell_it() -> None:
@@ -985,6 +1055,22 @@ MANY_EXPERTS = {"layers_block_type": ["moe"] * 1000, "n_routed_experts": 4096}
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
         ("exaone4", EXAONE4_PATTERN, UnsupportedError, "'LLG' is not supported"),
         ("olmo3", {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "chunked"),
+        ("olmo_hybrid", {"layer_types": ["sliding_attention"] * 4}, UnsupportedError, "sliding"),
+        ("olmo_hybrid", {"layer_types": ["full_attention"]}, CheckpointError, "names 1 layers"),
+        ("olmo_hybrid", {"linear_num_key_heads": 3}, CheckpointError, "3 does not divide linear"),
+        ("olmo_hybrid", {"linear_num_value_heads": 10**9}, CheckpointError, "at most 4096"),
+        ("olmo_hybrid", {"linear_key_head_dim": 513}, CheckpointError, "at most 512"),
+        ("olmo_hybrid", {"linear_value_head_dim": 0}, CheckpointError, "value_head_dim: is 0"),
+        ("olmo_hybrid", {"linear_conv_kernel_dim": 1}, CheckpointError, "kernel_dim: is 1"),
+        ("olmo_hybrid", {"linear_allow_neg_eigval": 2}, CheckpointError, "neg_eigval: is 2"),
+        ("olmo_hybrid", {"hidden_act": "relu"}, UnsupportedError, "hidden_act: 'relu'"),
+        ("olmo_hybrid", {"rope_parameters": [1]}, CheckpointError, "a list of 1, not an object"),
+        (
+            "olmo_hybrid",
+            {"linear_key_head_dim": ..., "linear_num_key_heads": 64, "hidden_size": 64},
+            CheckpointError,
+            "linear_key_head_dim: is 0",
+        ),
         ("olmoe", {"clip_qkv": 8.0}, UnsupportedError, "clip_qkv: 8.0"),
         (
             "gemma4_e",

@@ -234,6 +234,7 @@ def at(place: str, value: Any) -> Change:
         ("granite_moe_hybrid", "layers[0].mixer.norm.centered", True, "RMS norms only"),
         ("granite_moe_hybrid", "layers[0].mixer.dt_max", 0.0, "is 0.0, and dt_min 0.0"),
         ("qwen3_5", "layers[0].mixer.num_key_heads", 3, "3 does not divide the 4 value heads"),
+        ("olmo_hybrid", "layers[0].mixer.write_scale", 2.5, "is 2.5, not from 0 to 2"),
         ("qwen3_5", "layers[0].mixer.key_dim", 513, "is 513, not from 1 to 512"),
         ("qwen3_5", "layers[0].mixer.z.out_features", 7, "is 7, and the layer makes it 96"),
         ("qwen3_5", "layers[1].mixer.gate.out_features", 7, "is 7, and the layer makes it 128"),

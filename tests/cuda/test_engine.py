@@ -56,6 +56,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
         "mlp_layer_types": ["dense", "sparse"],
     },
+    "olmo_hybrid": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "olmo3": {
         "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -98,7 +102,8 @@ sides of a layer's parts, one with layers that differ in heads, one with experts
 each have norms, one with an input of each layer and one layer that reads another's keys, one with
 short convolutions, whose states lie side by side in the pool; one with delta nets, whose layers
 have two states, and a gate behind attention; one with delta nets that decay by channel beside
-latent attention that has no rotary embedding; one with norms after a layer's parts and over all
+latent attention that has no rotary embedding; one with delta nets whose eigenvalues may be
+negative, before attention with norms after; one with norms after a layer's parts and over all
 heads, one with sinks and biased experts, one with LayerNorm and squared ReLU without a gate, one
 with attention and MLP side by side, one with queries scaled by their position, one with latent
 attention before experts that a sigmoid router chooses by groups, one with latent attention to
@@ -235,7 +240,15 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
     slid = ("gemma3", "gemma4", "olmo3", "gpt_oss", "llama4")
     windows = dict.fromkeys(slid, (None, 8)) | dict.fromkeys(
-        ("lfm2", "qwen3_5", "kimi_linear", "granite_moe_hybrid", "jamba", "nemotron_h_moe"),
+        (
+            "lfm2",
+            "qwen3_5",
+            "kimi_linear",
+            "olmo_hybrid",
+            "granite_moe_hybrid",
+            "jamba",
+            "nemotron_h_moe",
+        ),
         (None, 0),
     )
     assert result["windows"] == windows.get(family, (None,))

@@ -138,6 +138,10 @@ GLM = {
         ("granite_moe_hybrid", {}),
         ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
         ("olmo2", ONE_LAYER),
+        (
+            "olmo_hybrid",
+            {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        ),
         ("gemma4_e", {}),
     ],
 )

@@ -34,6 +34,7 @@ FAMILIES = (
     "qwen3_5_moe",
     "qwen3_next",
     "kimi_linear",
+    "olmo_hybrid",
     "qwen2_moe",
     "glm4_moe",
     "mixtral",

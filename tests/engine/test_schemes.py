@@ -42,6 +42,13 @@ FIELDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 128,
         "kv_lora_rank": 128,
     },
+    "olmo_hybrid": {
+        **LLAMA,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+    },
     "deepseek_v3": {
         **LLAMA,
         "moe_intermediate_size": 128,
@@ -83,6 +90,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("qwen3_next", "fp8", None, False),
         ("kimi_linear", "fp8", None, False),
         ("kimi_linear", "int4_awq", None, False),
+        ("olmo_hybrid", "fp8", "f8e4m3", False),
+        ("olmo_hybrid", "int4_awq", None, False),
         ("granite_moe_hybrid", "bf16", "f8e4m3", False),
         ("granite_moe_hybrid", "int4_awq", None, False),
         ("qwen3_moe", "fp8", "f8e4m3", False),

@@ -16,7 +16,9 @@ from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
 
-pytestmark = pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite_moe_hybrid"])
+pytestmark = pytest.mark.parametrize(
+    "family", ["lfm2", "qwen3_5", "olmo_hybrid", "granite_moe_hybrid"]
+)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.steps import Stepper
 from trtc.builder.checkpoint.checkpoint import open_checkpoint
-from trtc.builder.checkpoint.verify import settle_experts, settle_prefix
+from trtc.builder.checkpoint.verify import settle_experts, settle_names, settle_prefix
 from trtc.builder.evaluator import Evaluator
 from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.graph import GraphRequest, build_graph
@@ -32,7 +32,7 @@ def source_module(
     """The source graph of a checkpoint, and the reader of its weights."""
     checkpoint = open_checkpoint(str(path))
     reader = checkpoint.open_weights()
-    spec = settle_prefix(checkpoint_spec(checkpoint, max_seq_len), reader)
+    spec = settle_names(settle_prefix(checkpoint_spec(checkpoint, max_seq_len), reader), reader)
     spec = settle_experts(spec, reader)
     limits = Limits(
         max_batch_size=LIMITS.max_batch_size,

@@ -481,6 +481,30 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 48,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", *2 * ["linear_attention"]],
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "olmo_hybrid_nope": (
+        "OlmoHybridConfig",
+        {
+            "num_hidden_layers": 2,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_theta": None},
+        },
+    ),
     "olmoe": (
         "OlmoeConfig",
         {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},

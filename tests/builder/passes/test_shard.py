@@ -118,6 +118,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "llama4": {"num_local_experts": 4},
     "nemotron_h": {"n_groups": 4},
     "nemotron_h_moe": {"n_groups": 4},
+    "olmo_hybrid": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
     "qwen3_5": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
     "qwen3_next": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
 }
