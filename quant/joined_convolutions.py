@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-_JOINED = "conv1d"
+_JOINED, _OF_PART = "conv1d", "proj"
 
 
 @contextmanager
-def split_convolutions() -> Iterator[None]:
+def split_convolutions(model: torch.nn.Module) -> Iterator[None]:
     """Within the block nvidia-modelopt exports convolutions by the checkpoint's names.
 
     It reverses Transformers' conversions of names and shapes, but takes every tensor of three
@@ -22,7 +22,7 @@ def split_convolutions() -> Iterator[None]:
 
     def split_or_convolution(state: dict[str, torch.Tensor], rule: Any) -> None:
         if rule.fused_suffix.endswith(_JOINED):
-            _split(state, rule.fused_suffix, rule.part_suffixes)
+            _split(model, state, rule.fused_suffix, rule.part_suffixes)
         else:
             split(state, rule)
 
@@ -33,9 +33,19 @@ def split_convolutions() -> Iterator[None]:
         conversion._apply_split_rule = split
 
 
-def _split(state: dict[str, torch.Tensor], joined: str, parts: tuple[str, ...]) -> None:
-    """Of tensors [channels, 1, taps], equal parts."""
+def _split(
+    model: torch.nn.Module, state: dict[str, torch.Tensor], joined: str, parts: tuple[str, ...]
+) -> None:
+    """Of tensors [channels, 1, taps], what each projection gives."""
     end = f"{joined}.weight"
     for name in [one for one in state if one.endswith(end)]:
-        for part, tensor in zip(parts, state.pop(name).chunk(len(parts)), strict=True):
-            state[f"{name.removesuffix(end)}{part}.weight"] = tensor.clone()
+        start = name.removesuffix(end)
+        sizes = [_width(model, start + one.replace(_JOINED, _OF_PART)) for one in parts]
+        for part, tensor in zip(parts, torch.split(state.pop(name), sizes), strict=True):
+            state[f"{start}{part}.weight"] = tensor.clone()
+
+
+def _width(model: torch.nn.Module, linear: str) -> int:
+    found = model.get_submodule(linear)
+    assert isinstance(found, torch.nn.Linear), linear
+    return found.out_features

@@ -32,8 +32,9 @@ NEVER_QUANTIZED = (
     "*.in_proj_a.*",
     "*.in_proj_b.*",
     "*.in_proj_ba.*",
-    # Of those with decays by channel, which are of low rank as their gate is, too.
+    "*.a_proj.*",
     "*.b_proj.*",
+    # Of those with decays by channel, which are of low rank as their gate is, too.
     "*.f_a_proj.*",
     "*.f_b_proj.*",
     "*.g_a_proj.*",

@@ -240,7 +240,7 @@ def export(model: Any, output_dir: Path) -> None:
             torch.inference_mode(),
             norms_kept_for_others(model),
             own_factors(),
-            split_convolutions(),
+            split_convolutions(model),
         ):
             export_hf_checkpoint(model, export_dir=output_dir)
     for file in output_dir.iterdir():

@@ -85,6 +85,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 128,
         "kv_lora_rank": 128,
     },
+    "olmo_hybrid": {
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "minimax_m2": {"intermediate_size": 128},
     "llama4": {"intermediate_size": 128, "intermediate_size_mlp": 128, "num_hidden_layers": 2},
     "olmoe": {"intermediate_size": 128},
@@ -111,6 +117,7 @@ CASES = [
     ("qwen3_moe", "fp8"),
     ("qwen3_5", "int4_awq"),
     ("kimi_linear", "int4_awq"),
+    ("olmo_hybrid", "int4_awq"),
     ("mixtral", "int8_sq"),
     ("mixtral", "w4a8_awq"),
     ("deepseek_v3", "int4_awq"),
@@ -186,6 +193,12 @@ def effective(tensors: dict[str, Any], weights: dict[str, Any], family: str) -> 
 def input_norm(tensors: dict[str, Any], linear: str, family: str) -> Any:
     head, _, tail = linear.partition("layers.")
     layer = f"{head}layers.{tail.split('.')[0]}"
+    if family == "olmo_hybrid":
+        is_read = f"{layer}.attention_layer_norm.weight" in tensors
+        part = "attention" if ".linear_attn." in linear else "feedforward"
+        if not is_read or linear.endswith(("o_proj", "down_proj")):
+            return np.ones(1)
+        return tensors[f"{layer}.{part}_layer_norm.weight"]
     if ".in_proj_" in linear or linear.endswith(
         ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "with_mqa")
     ):
@@ -212,6 +225,7 @@ UNQUANTIZED = (
     ".kv_b_proj.weight",
     ".in_proj_a.weight",
     ".in_proj_b.weight",
+    ".a_proj.weight",
     ".b_proj.weight",
     ".f_a_proj.weight",
     ".f_b_proj.weight",
@@ -244,6 +258,18 @@ def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Pat
     for name, weight in effective(original, exact, family).items():
         noise = np.square(found[name] - weight).sum() / np.square(weight).sum()
         assert noise < (1e-9 if name in kept else NOISE[scheme]), name
+
+
+def test_convolutions_are_exported_in_parts_of_q_k_and_v(tmp_path: Path) -> None:
+    """As published checkpoints have them; Transformers saves three equal ones."""
+    source = wide_checkpoint("olmo_hybrid", tmp_path)
+    result = quantized(source, "fp8", tmp_path, calibration_ids(tmp_path / "ids.jsonl"))
+    original = read_tensors(source)
+    names = [f"model.layers.0.linear_attn.{one}_conv1d.weight" for one in "qkv"]
+    assert [len(original[name]) for name in names] == [128, 128, 128]
+    assert [len(result.tensors[name]) for name in names] == [64, 64, 256]
+    joined = np.concatenate([original[name] for name in names])
+    np.testing.assert_array_equal(np.concatenate([result.tensors[n] for n in names]), joined)
 
 
 def test_canonical_tensors_have_the_declared_form(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ CASES = [
     ("nemotron_h_moe", "int4_g64"),
     ("granite_moe", "int4"),
     ("kimi_linear", "int4_g32"),
+    ("olmo_hybrid", "int4_g32"),
     ("glm_moe_dsa", "int4_gptq"),
     ("gemma4_e", "int4"),
     ("gemma4_moe", "int4"),

@@ -24,6 +24,7 @@ FAMILIES = (
     "llama4",  # transposed
     "jamba",
     "kimi_linear",  # convolutions that are joined
+    "olmo_hybrid",  # of unequal parts
     "nemotron_h_moe",
     "gpt_oss",
     "deepseek_v3",
