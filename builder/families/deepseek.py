@@ -68,6 +68,12 @@ def deepseek_v3(config: Config, max_seq_len: int) -> DecoderSpec:
     return latent_mixture(config, "deepseek_v3", max_seq_len, biased_router)
 
 
+def youtu(config: Config, max_seq_len: int) -> DecoderSpec:
+    """YoutuForCausalLM: all layers are dense."""
+    config = config.with_defaults(tie_word_embeddings=True, first_k_dense_replace=0)
+    return latent_mixture(config, "youtu", max_seq_len, biased_router, is_dense=lambda index: True)
+
+
 def deepseek_v32(config: Config, max_seq_len: int) -> DecoderSpec:
     """DeepseekV32ForCausalLM: V3's layers, each with an indexer."""
     config = config.with_defaults(**_V32_DEFAULTS)

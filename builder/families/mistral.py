@@ -1,7 +1,8 @@
-"""Mistral: Llama with a sliding window on every layer."""
+"""Mistral and Ministral: Llama with a sliding window on every layer, or on some."""
 
 from trtc.builder.families import common
 from trtc.builder.families.config import Config
+from trtc.builder.families.dense import Dense, dense
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import DecoderSpec, LayerSpec
 
@@ -30,3 +31,17 @@ def mistral(config: Config, max_seq_len: int) -> DecoderSpec:
         )
 
     return common.decoder(config, "mistral", layer)
+
+
+def ministral(config: Config, max_seq_len: int) -> DecoderSpec:
+    """MinistralForCausalLM: `layer_types` say which layers have a window."""
+    if "sliding_window" not in config.fields:
+        config = config.with_defaults(sliding_window=_WINDOW_WHEN_UNSAID)
+    windowed = config.optional_integer("sliding_window") is not None
+    kind = common.SLIDING if windowed else common.FULL
+    return dense(
+        config,
+        max_seq_len,
+        Dense("ministral"),
+        window=lambda index: common.window_by_layer_type(config, index, kind),
+    )

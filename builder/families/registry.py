@@ -9,7 +9,14 @@ from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
-from trtc.builder.families.deepseek import deepseek_v2, deepseek_v3, deepseek_v32, kimi_k25
+from trtc.builder.families.cwm import cwm
+from trtc.builder.families.deepseek import (
+    deepseek_v2,
+    deepseek_v3,
+    deepseek_v32,
+    kimi_k25,
+    youtu,
+)
 from trtc.builder.families.ernie4_5_moe import ernie4_5_moe
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
@@ -31,7 +38,7 @@ from trtc.builder.families.llama import ernie4_5, helium, internlm3, llama, seed
 from trtc.builder.families.llama4 import llama4
 from trtc.builder.families.minimax_m2 import minimax_m2
 from trtc.builder.families.ministral3 import ministral3
-from trtc.builder.families.mistral import mistral
+from trtc.builder.families.mistral import ministral, mistral
 from trtc.builder.families.mistral4 import mistral3, mistral4
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
@@ -58,6 +65,9 @@ FAMILIES: Mapping[str, Family] = {
     "Llama4ForCausalLM": llama4,
     "Llama4ForConditionalGeneration": llama4,
     "MistralForCausalLM": mistral,
+    "MinistralForCausalLM": ministral,
+    "CwmForCausalLM": cwm,
+    "YoutuForCausalLM": youtu,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Gemma2ForCausalLM": gemma2,

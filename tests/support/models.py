@@ -438,6 +438,20 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     ),
+    "ministral": (
+        "MinistralConfig",
+        {
+            "head_dim": 24,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "cwm": (
+        "CwmConfig",
+        {"head_dim": 24, "sliding_window": WINDOW, "rope_parameters": _LLAMA3_ROPE},
+    ),
+    # Transformers makes the embedding of its padding zero, whatever the checkpoint has.
+    "youtu": ("YoutuConfig", {**_LATENT, "pad_token_id": ..., "tie_word_embeddings": True}),
     "ministral3": (
         "Ministral3Config",
         {
