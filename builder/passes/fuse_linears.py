@@ -2,7 +2,7 @@
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.fuse_gated_linear import gated_product
-from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
+from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, output_of, producer
 from trtc.builder.passes.rewriter import Rewriter
 
 _GIVEN = ("weight", "weight_scale", "weight_zero", "scale_unit", "bias")
@@ -45,7 +45,9 @@ def _norm_before(rewriter: Rewriter, linear: Node) -> Node | None:
     is_plain = (
         norm is not None
         and is_fused(norm, "rms_norm")
+        and norm.outputs[0] is linear.inputs[0]
         and rewriter.sole_consumer(linear.inputs[0]) is not None
+        and output_of(norm, "normed") is None
         and dtype_of(norm.inputs[0]) == "bf16"
         and input_of(norm, "residual") is None
         and input_of(norm, "out_scale") is None

@@ -1,4 +1,4 @@
-// total = x + residual; out = quantize(norm(total) * weight + bias).
+// total = x + residual; normed = norm(total) * weight + bias; out = quantize(normed).
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace trtc {
 
 struct rms_norm_args {
-  View x, residual, weight, bias, pre_scale, out_scale, out, total, row_scale;
+  View x, residual, weight, bias, pre_scale, out_scale, out, total, row_scale, normed;
   std::int64_t M;
 };
 
@@ -30,6 +30,7 @@ void rms_norm(Context& ctx, const rms_norm_args& a) {
   static_assert(C::scales == 0, "a quantize after it gives rows their scales");
   static_assert(has_residual || !has_total, "total is the sum with the residual");
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
+  constexpr bool has_normed = !std::is_same_v<typename C::normed_t, none>;
   constexpr bool has_bias = !std::is_same_v<typename C::bias_t, none>;
   const auto* weight = static_cast<const float*>(a.weight.data);
   [[maybe_unused]] const auto* bias = static_cast<const float*>(a.bias.data);
@@ -70,6 +71,7 @@ void rms_norm(Context& ctx, const rms_norm_args& a) {
       for_vectors(C::K, [&](std::int64_t i, auto n) {
         Floats normed = centered(total(i, n), n) * scale * load(weight + i, n);
         if constexpr (has_bias) normed = normed + load(bias + i, n);
+        if constexpr (has_normed) store(a.normed.row<typename C::normed_t>(row) + i, normed, n);
         quantizer.store(out + i, i, normed, n);
       });
     }

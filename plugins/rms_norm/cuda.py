@@ -39,6 +39,7 @@ def rms_norm(
     out,
     total,
     row_scale,
+    normed,
     COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALES: tl.constexpr,
@@ -48,6 +49,7 @@ def rms_norm(
     RESIDUAL_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     TOTAL_STRIDE: tl.constexpr,
+    NORMED_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
     CENTERED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -82,17 +84,19 @@ def rms_norm(
                 values = tl.where(inside, values - mean, 0.0)
             mean_square = tl.div_rn(tl.sum(values * values), COLUMNS * 1.0)
             scale = tl.div_rn(1.0, tl.sqrt_rn(mean_square + EPS))
-            normed = values * scale * factor
+            values = values * scale * factor
             if offset is not None:
-                normed += offset
+                values += offset
             THROUGH: tl.constexpr = x.dtype.element_ty
+            if normed is not None:
+                tl.store(normed + row * NORMED_STRIDE + column, values.to(THROUGH), mask=inside)
             if SCALES > 0:
                 result = quantized_rows(
-                    scaled_to(normed, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
+                    scaled_to(values, by_column, THROUGH), row_scale + row * SCALE_STRIDE,
                     COLUMNS, SCALES, HADAMARD, BLOCK, out.dtype.element_ty,
                 )  # fmt: skip
             else:
-                result = quantized(normed, by_column, by, THROUGH, out.dtype.element_ty)
+                result = quantized(values, by_column, by, THROUGH, out.dtype.element_ty)
             tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
 
@@ -122,6 +126,7 @@ def _launch(site: Site, rows: int) -> Launch:
             "RESIDUAL_STRIDE": site.strides.get("residual", 0),
             "OUT_STRIDE": site.strides["out"],
             "TOTAL_STRIDE": site.strides.get("total", 0),
+            "NORMED_STRIDE": site.strides.get("normed", 0),
             "EPS": float(site.attributes["eps"]),
             "CENTERED": bool(site.attributes["centered"]),
             "BLOCK": block,

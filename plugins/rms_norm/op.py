@@ -5,7 +5,7 @@ from trtc.plugins.rms_norm.reference import reference
 
 RMS_NORM = FusedOp(
     name="rms_norm",
-    summary="total = x + residual; out = quantize(norm(total) * weight + bias)",
+    summary="total = x + residual; normed = norm(total) * weight + bias; out = quantize(normed)",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16")),
         Parameter("residual", ("M", "K"), ("f32", "bf16"), optional=True),
@@ -18,6 +18,8 @@ RMS_NORM = FusedOp(
         Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
         Parameter("total", ("M", "K"), ("f32", "bf16"), optional=True, dtype_from="x"),
         Parameter("row_scale", ("M", "scales"), ("f32",), optional=True),
+        # What out is made of, for those who read it as it is.
+        Parameter("normed", ("M", "K"), ("f32", "bf16"), optional=True, dtype_from="x"),
     ),
     attributes=(
         Attribute("eps", "float"),

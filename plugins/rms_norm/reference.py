@@ -23,9 +23,9 @@ def reference(
     scales: int,
     hadamard: int,
     out_dtype: str,
-) -> tuple[Array, Array | None, Array | None]:
+) -> tuple[Array, Array | None, Array | None, Array]:
     """Return (normalised and scaled, x + residual when there is a residual, the scales of each row
-    if the result has its own)."""
+    if the result has its own, normalised and not scaled)."""
     total = x.astype(np.float32)
     total_out = None
     if residual is not None:
@@ -39,9 +39,11 @@ def reference(
     if bias is not None:
         normed = normed + bias.astype(np.float32)
     through = str(x.dtype)
+    plain = cast(normed, through)
     if scales:
         values = quantize(normed, pre_scale, None, through, through=through)
         values = hadamard_product(values, hadamard)
         codes, row_scale = quantize_rows(values, scales, out_dtype)
-        return codes, total_out, row_scale
-    return quantize(normed, pre_scale, out_scale, out_dtype, through=through), total_out, None
+        return codes, total_out, row_scale, plain
+    out = quantize(normed, pre_scale, out_scale, out_dtype, through=through)
+    return out, total_out, None, plain

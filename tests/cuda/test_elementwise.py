@@ -6,6 +6,7 @@ import pytest
 from tests.support.elementwise import (
     ROWS,
     WIDTHS,
+    and_normed,
     by_row,
     epilogue,
     grid,
@@ -14,12 +15,14 @@ from tests.support.elementwise import (
     iq4_tables,
     like,
     lookup_call,
+    quantize_of,
     rms_norm,
     rms_scale,
     six_bit_table,
     sliced,
     swiglu,
     turned,
+    unquantized,
 )
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import RowAxis, run_lowered
@@ -131,6 +134,21 @@ def test_norms_and_gates_give_rows_their_scales(out_dtype: str, scales: int, blo
         assert_close(call, {**few, "row_scale": reference["row_scale"]})
         for name, values in few.items():
             assert values.tobytes() == many[name].tobytes()
+
+
+@pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_norm_of_two_results_gives_what_a_quantize_after_it_gives(
+    dtype: str, out_dtype: str
+) -> None:
+    """Bit for bit, and by the scales of rows too."""
+    static = rms_norm(np.random.default_rng(4), dtype, out_dtype, 576)
+    by_rows = into_rows(static, 9)
+    for call in (static, by_rows, turned(by_rows, 64)):
+        both = run_lowered(and_normed(call))
+        assert both["normed"].tobytes() == run_lowered(unquantized(call))["out"].tobytes()
+        for name, values in run_lowered(quantize_of(call, both["normed"])).items():
+            assert both[name].tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])

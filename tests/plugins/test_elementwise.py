@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from tests.support.elementwise import ROWS, cpu_grid, grid, iq4_tables, like, sliced
+from tests.support.elementwise import (
+    ROWS,
+    cpu_grid,
+    grid,
+    iq4_tables,
+    like,
+    quantize_of,
+    sliced,
+    unquantized,
+)
 from tests.support.kernels import (
     KernelCall,
     KernelLibrary,
@@ -15,6 +24,7 @@ from tests.support.weights import in_memory
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 GRID = [*grid(), *cpu_grid()]
+NORMS_OF_TWO = [call for call in GRID if "normed" in call.optional_outputs]
 IQ4_TABLES = [
     call
     for width in (64, 288)
@@ -25,7 +35,8 @@ IQ4_TABLES = [
 
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return compile_kernels([*GRID, *map(in_memory, IQ4_TABLES)], request.param)
+    calls = [*GRID, *map(unquantized, NORMS_OF_TWO), *map(in_memory, IQ4_TABLES)]
+    return compile_kernels(calls, request.param)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -67,6 +78,16 @@ def find(name: str, dtype: str, out_dtype: str, width: int = 43) -> KernelCall:
         and call.types[call.op.inputs[0].name].dtype == dtype
         and call.types[call.op.inputs[0].name].shape[1] == width
     )
+
+
+def test_a_norm_of_two_results_gives_what_a_quantize_after_it_gives(library):
+    """Bit for bit."""
+    assert {call.output_types["out"].dtype for call in NORMS_OF_TWO} == {"f8e4m3", "i8"}
+    for call in NORMS_OF_TWO:
+        both = library.run(call)
+        assert both["normed"].tobytes() == library.run(unquantized(call))["out"].tobytes()
+        codes = quantize_of(call, both["normed"]).reference()["out"]
+        assert both["out"].tobytes() == codes.tobytes()
 
 
 def test_rms_norm_of_zeros_is_zero(library):

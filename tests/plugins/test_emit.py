@@ -32,6 +32,7 @@ def test_struct_has_static_axes_attributes_and_types():
         "  using out_t = trtc::f8e4m3;\n"
         "  using total_t = trtc::none;\n"
         "  using row_scale_t = trtc::none;\n"
+        "  using normed_t = trtc::none;\n"
         "};"
     )
 

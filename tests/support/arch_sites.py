@@ -361,7 +361,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         _site(
             "rms_norm",
             {"K": WIDTH},
-            {"x": "bf16", "weight": "f32", "out": "q", "row_scale": "f32"},
+            {"x": "bf16", "weight": "f32", "out": "q", "row_scale": "f32", "normed": "bf16"},
             eps=1e-5,
             scales=1,
             hadamard=64,

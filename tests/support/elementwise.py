@@ -42,6 +42,30 @@ def rms_norm(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -
     )
 
 
+def and_normed(call: KernelCall) -> KernelCall:
+    """A norm that gives its result unquantised too."""
+    return KernelCall(call.op, call.attributes, call.inputs, (*call.optional_outputs, "normed"))
+
+
+def unquantized(call: KernelCall) -> KernelCall:
+    """A norm that gives only what `normed` should be."""
+    return KernelCall(
+        call.op,
+        {**call.attributes, "out_dtype": call.types["x"].dtype, "scales": 0, "hadamard": 0},
+        {**call.inputs, "pre_scale": None, "out_scale": None},
+        tuple(name for name in call.optional_outputs if name == "total"),
+    )
+
+
+def quantize_of(call: KernelCall, x: Array) -> KernelCall:
+    """The quantize of its unquantised result, `x`, that a call does too."""
+    of_quantize = ("out_dtype", "scales", "hadamard")
+    attributes = {name: call.attributes[name] for name in of_quantize if name in call.attributes}
+    scales = {name: call.inputs.get(name) for name in ("pre_scale", "out_scale")}
+    outputs = tuple(name for name in call.optional_outputs if name == "row_scale")
+    return KernelCall(REGISTRY["quantize"], attributes, {"x": x, **scales}, outputs)
+
+
 def layer_norm(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -> KernelCall:
     """With a bias, but for quantised outputs."""
     call = rms_norm(rng, dtype, out_dtype, width)
@@ -308,6 +332,7 @@ def grid() -> list[KernelCall]:
                 ]
                 if out_dtype != dtype:
                     calls.append(by_row(rng, dtype, out_dtype, width))
+                    calls.append(and_normed(rms_norm(rng, dtype, out_dtype, width)))
                 if out_dtype != dtype and width % 16 == 0:
                     calls.append(by_row(rng, dtype, out_dtype, width, width // 16))
                 if out_dtype != dtype and width % 64 == 0:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from tests.builder.passes.tiny import (
     Hand,
@@ -136,6 +137,20 @@ def test_linears_with_more_around_them_stay(case: str) -> None:
 def test_a_neighbour_that_others_need_stays(case: str, left: dict[str, int]) -> None:
     new, changed = run_passes(hand(Hand(), case=case), [Loose(FUSE_LINEARS)])
     assert changed and ops(new) == left
+
+
+@pytest.mark.parametrize("reads", ["out", "normed"])
+def test_a_norm_of_two_results_stays(reads: str) -> None:
+    """Others read the one that the linear does not."""
+    module = hand(Hand(), gate=False, case="norm read elsewhere")
+    graph = module.model.graph
+    norm, product = graph.node
+    graph.value_info.append(helper.make_tensor_value_info(reads, TensorProto.BFLOAT16, ["T", K]))
+    (others,) = norm.output
+    product.input[0] = reads
+    results = {"out": others, "normed": others, reads: reads}
+    norm.output[:] = [results["out"], "", "", results["normed"]]
+    assert_unchanged(FUSE_LINEARS, module)
 
 
 @pytest.mark.parametrize("kind", [Tiny("bf16"), Tiny("fp8"), Tiny("int4_awq", experts=3)], ids=str)

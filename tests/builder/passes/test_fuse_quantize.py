@@ -1,5 +1,7 @@
 """builder/passes/fuse_quantize.py."""
 
+from typing import Literal
+
 import pytest
 
 from tests.builder.passes.tiny import (
@@ -46,8 +48,32 @@ def test_pre_scales_alone_are_fused_where_one_reader_is_left() -> None:
     assert all(set(given(node)) == {"x", "pre_scale"} for node in nodes(old, "quantize"))
     assert "pre_scale" in given(nodes(new, "paged_attention")[0])
     assert all("pre_scale" in given(node) for node in nodes(new, "swiglu"))
-    # q, k and v, gate and up read their norm through different scales.
-    assert ops(new)["trtc.quantize"] == 2 * 5 + 1
+    # q, k and v, gate and up read their norm through different scales, of which it applies one.
+    assert ops(new)["trtc.quantize"] == 2 * 3 + 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("scheme", "out_dtype"), [("fp8", "f8e4m3"), ("int8_sq", "i8")])
+def test_a_norm_that_others_read_gives_its_result_as_it_is_too(
+    scheme: str, out_dtype: str, dtype: Literal["f32", "bf16"]
+) -> None:
+    """Routers, and experts that quantise rows themselves."""
+    kind = Tiny(scheme, experts=4, shared="gated", dtype=dtype)
+    old, new = assert_preserves(FUSE_QUANTIZE, kind, tolerance=0.0)
+    # For q, k and v, o, the shared expert's gate and up, and its down.
+    assert ops(old)["trtc.quantize"] == 2 * 4
+    assert [node.name for node in nodes(new, "quantize")] == ["layers.1.attention.o.quantize"]
+    norms = {node.name: node for node in nodes(new, "rms_norm")}
+    for layer in range(2):
+        norm = norms[f"layers.{layer}.mlp_norm"]
+        out, total, row_scale, normed = norm.output
+        assert attributes(norm)["out_dtype"] == out_dtype
+        assert total == row_scale == ""
+        assert {given(node)["x"] for node in nodes(new, "moe")} >= {normed}
+        readers = {node.name for node in new.model.graph.node if out in node.input}
+        assert readers == {f"layers.{layer}.mlp.shared.gate_up"}
+        # q, k and v alone read the other.
+        assert len(norms[f"layers.{layer}.attention_norm"].output) == 1
 
 
 @pytest.mark.parametrize("kind", [Tiny(), Tiny("int4_awq")], ids=str)
@@ -64,6 +90,8 @@ def test_other_quantisations_are_left_alone(case: str) -> None:
     pre_scale = hand.weight("p", 8) if case == "quantised" else None
     if case == "other producer":
         made = hand.node("add", "n", [x, x], "T", 8)
+    elif case == "read elsewhere":
+        made = hand.node("swiglu", "n", [x, x], "T", 8, activation="silu", out_dtype="f32")
     else:
         made = hand.node(
             "rms_norm", "n", [x, None, weight, None, pre_scale], "T", 8, eps=1e-5, out_dtype="f32"

@@ -42,6 +42,21 @@ def test_norms_and_swiglu_give_rows_their_scales(kind: Tiny, out_dtype: str) -> 
         )
 
 
+@pytest.mark.parametrize("scheme", ["fp8_dynamic", "int8_dynamic"])
+def test_a_norm_that_others_read_gives_its_result_as_it_is_too(scheme: str) -> None:
+    kind = Tiny(scheme, experts=4, shared="gated")
+    _, new = assert_preserves(FUSE_ROW_QUANTIZE, kind, tolerance=0.0)
+    norms = {node.name: node for node in nodes(new, "rms_norm")}
+    products = {node.name: given(node) for node in nodes(new, "linear")}
+    experts = {node.name: given(node) for node in nodes(new, "moe")}
+    for layer in range(2):
+        codes, _, row_scale, normed = norms[f"layers.{layer}.mlp_norm"].output
+        product = products[f"layers.{layer}.mlp.shared.gate_up"]
+        assert (product["x"], product["row_scale"]) == (codes, row_scale)
+        assert experts[f"layers.{layer}.mlp.moe"]["x"] == normed
+    assert {node.name.rsplit(".", 2)[1] for node in nodes(new, "quantize")} == {"o"}
+
+
 @pytest.mark.parametrize("kind", [Tiny(), Tiny("fp8")], ids=str)
 def test_other_activations_are_left_alone(kind: Tiny) -> None:
     module, _ = before(FUSE_ROW_QUANTIZE, kind)
