@@ -621,6 +621,7 @@ class _SourceGraph:
             gate=spec.gate,
             eps=spec.norm.eps,
             page_size=self._page_size,
+            out_dtype=self._dtype,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
 

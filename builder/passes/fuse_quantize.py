@@ -6,7 +6,7 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, output_of, producer
 from trtc.builder.passes.rewriter import Rewriter
 
-_PRODUCERS = ("rms_norm", "swiglu", "paged_attention")
+_PRODUCERS = ("rms_norm", "swiglu", "paged_attention", "gated_delta")
 """Operators that can quantise their own output."""
 _UNQUANTIZED = {"rms_norm": "normed"}
 """Of those that can give their result as it is beside the quantised one, the output it is."""
@@ -16,9 +16,10 @@ def fuse_quantize(rewriter: Rewriter) -> bool:
     """Quantise in the epilogue of the producer.
 
     Rule: quantize(p(...), pre_scale, out_scale) -> p(..., pre_scale, out_scale; out_dtype) for p
-    one of rms_norm, swiglu and paged_attention, when nothing else reads p's result. Others that
-    read a norm's (a router, a quantize by other scales) read what it gives unquantised, `normed`.
-    Results that have the scales of their rows keep their quantize: see fuse_row_quantize.
+    one of rms_norm, swiglu, paged_attention and gated_delta, when nothing else reads p's result.
+    Others that read a norm's (a router, a quantize by other scales) read what it gives
+    unquantised, `normed`. Results that have the scales of their rows keep their quantize: see
+    fuse_row_quantize.
     """
     changed = False
     for quantize in rewriter.fused_nodes("quantize"):

@@ -100,7 +100,7 @@ HEAD_RULES: Mapping[str, HeadRule] = {
     "head_linear": HeadRule({"x": _one}, {"weight": 0}, shares_inputs=False),
     "gated_delta": HeadRule(
         {"qkv": _queries_keys_values, "z": _one, "b": _one, "a": _one},
-        {"rate": 0, "dt_bias": 0},
+        {"rate": 0, "dt_bias": 0, "pre_scale": 0},
         ("key_heads", "value_heads"),
     ),
     "mamba2": HeadRule(

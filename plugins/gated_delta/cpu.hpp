@@ -5,13 +5,15 @@
 
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
+#include "cpu/quantizer.hpp"
 #include "cpu/recurrence.hpp"
 #include "cpu/vector.hpp"
 
 namespace trtc {
 
 struct gated_delta_args {
-  View qkv, z, b, a, state, query_start, context_lens, page_table, slots, rate, dt_bias, norm, out, state_out;
+  View qkv, z, b, a, state, query_start, context_lens, page_table, slots, rate, dt_bias, norm, pre_scale, out_scale, out,
+      state_out;
   std::int64_t M, B, P, num_pages;
 };
 
@@ -114,11 +116,14 @@ struct DeltaHead {
       squares = fma(x, x, squares);
     });
     const float by = 1.f / std::sqrt(sum(squares) / static_cast<float>(kValues) + C::eps);
-    const auto* z = a.z.row<const typename C::z_t>(number) + head * kValues;
-    auto* out = a.out.row<typename C::out_t>(number) + head * kValues;
+    using Out = typename C::out_t;
+    const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
+    const std::int64_t column = head * kValues;
+    const auto* z = a.z.row<const typename C::z_t>(number) + column;
+    auto* out = a.out.row<Out>(number) + column;
     for_vectors(kValues, [&](std::int64_t i, auto n) {
       const Floats normed = load(o + i, n) * by * load(a.norm.row<const float>(0) + i, n);
-      store(out + i, normed * activated<C::gate>(load(z + i, n)), n);
+      quantizer.store(out + i, column + i, normed * activated<C::gate>(load(z + i, n)), n);
     });
   }
 };

@@ -1,4 +1,5 @@
-"""The gated delta rule over heads, whose state is a matrix, and the gated norm of its result."""
+"""The gated delta rule over heads, whose state is a matrix, and the gated norm of its result, with
+the quantisation after it."""
 
 from trtc.plugins.gated_delta.reference import reference
 from trtc.plugins.kv_pool import MATRIX, MATRIX_OUT
@@ -6,7 +7,8 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 GATED_DELTA = FusedOp(
     name="gated_delta",
-    summary="out = rms_norm(delta_rule(split(qkv), sigmoid(b), decay(a))) * gate(z), by heads",
+    summary="out = quantize(rms_norm(delta_rule(split(qkv), sigmoid(b), decay(a))) * gate(z)), "
+    "by heads",
     inputs=(
         Parameter("qkv", ("M", "2*key_heads*key_dim+value_heads*value_dim"), ("f32", "bf16")),
         Parameter("z", ("M", "value_heads*value_dim"), ("f32", "bf16")),
@@ -20,9 +22,16 @@ GATED_DELTA = FusedOp(
         Parameter("rate", ("value_heads",), ("f32",), role="weight"),
         Parameter("dt_bias", ("value_heads*decays",), ("f32",), role="weight"),
         Parameter("norm", ("value_dim",), ("f32",), role="weight"),
+        Parameter("pre_scale", ("value_heads*value_dim",), ("f32",), role="weight", optional=True),
+        Parameter("out_scale", (), ("f32",), role="weight", optional=True),
     ),
     outputs=(
-        Parameter("out", ("M", "value_heads*value_dim"), ("f32", "bf16"), dtype_from="qkv"),
+        Parameter(
+            "out",
+            ("M", "value_heads*value_dim"),
+            ("f32", "bf16", "f8e4m3", "i8"),
+            dtype_from="out_dtype",
+        ),
         MATRIX_OUT,
     ),
     attributes=(
@@ -37,10 +46,16 @@ GATED_DELTA = FusedOp(
         Attribute("gate", "enum", "silu", ("silu", "sigmoid"), "Activation"),
         Attribute("eps", "float"),
         Attribute("page_size", "int"),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,
     # Sums over key_dim, in any order, of a state that remembers earlier ones.
-    tolerances={"f32": Tolerance(2e-5, 1e-4), "bf16": Tolerance(1 / 128, 1 / 64)},
+    tolerances={
+        "f32": Tolerance(2e-5, 1e-4),
+        "bf16": Tolerance(1 / 128, 1 / 64),
+        "f8e4m3": Tolerance(1 / 128, 1 / 8),
+        "i8": Tolerance(1.0, 0.0),
+    },
     in_place={"state_out": "state"},
     row_axes=("M", "B", "P", "num_pages"),
 )

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
 from trtc.plugins.kv_pool import Rows, step_rows
-from trtc.plugins.rounding import cast
+from trtc.plugins.rounding import quantize
 
 Array = NDArray[np.generic]
 Floats = NDArray[np.float32]
@@ -27,6 +27,8 @@ def reference(
     rate: Floats,
     dt_bias: Floats,
     norm: Floats,
+    pre_scale: Floats | None,
+    out_scale: Floats | None,
     *,
     key_heads: int,
     key_dim: int,
@@ -37,8 +39,10 @@ def reference(
     gate: str,
     eps: float,
     page_size: int,
+    out_dtype: str,
 ) -> tuple[Array, Array]:
-    """Return (the heads side by side, a copy of `state` with what the step's tokens left).
+    """Return (the heads side by side, quantised as plugins/rounding.py says, a copy of `state` with
+    what the step's tokens left).
 
     Of each value head, with q and k of unit length, those of the key head that it shares, and a
     state S [key_dim, value_dim]:
@@ -76,7 +80,7 @@ def reference(
     mean = np.mean(found**2, axis=-1, keepdims=True)
     normed = found / np.sqrt(mean + np.float32(eps)) * norm
     out = normed.reshape(z.shape) * activate(z.astype(np.float32), gate)
-    return cast(out, through), written
+    return quantize(out, pre_scale, out_scale, out_dtype, through=through), written
 
 
 def _unit(x: Floats) -> Floats:

@@ -33,6 +33,7 @@ from trtc.plugins.gpu.triton import (
     first_single,
     launch_dependents,
     page_left,
+    quantized,
     softplus,
     state_before,
     wait_for_inputs,
@@ -581,6 +582,8 @@ def delta_chunks(
 def gated_norm(
     z,
     norm,
+    pre_scale,
+    out_scale,
     dims,
     found,
     out,
@@ -594,7 +597,7 @@ def gated_norm(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = rms_norm(found) * norm * gate(z), BLOCK_HEADS heads of a row a program."""
+    """out = quantize(rms_norm(found) * norm * gate(z)), BLOCK_HEADS heads of a row a program."""
     PARTS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     launch_dependents(OVERLAPS)
     wait_for_inputs(OVERLAPS)
@@ -612,4 +615,7 @@ def gated_norm(
             result = values * by[:, None] * weight[None, :] * (gate / (1.0 + tl.exp(-gate)))
         else:
             result = values * by[:, None] * weight[None, :] * tl.sigmoid(gate)
-        tl.store(out + row * OUT_STRIDE + at, result.to(out.dtype.element_ty), mask=inside)
+        by_column = None if pre_scale is None else tl.load(pre_scale + at, mask=inside, other=1.0)
+        by_all = None if out_scale is None else tl.load(out_scale)
+        codes = quantized(result, by_column, by_all, z.dtype.element_ty, out.dtype.element_ty)
+        tl.store(out + row * OUT_STRIDE + at, codes, mask=inside)

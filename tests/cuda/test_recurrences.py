@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import delta_calls, scan_calls, ssm_calls
+from tests.support.elementwise import quantize_of
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered
 from tests.support.triton_kernels import needs_triton
@@ -62,6 +63,20 @@ def test_the_norm_may_be_left_to_all_ranks(case: ssm_calls.Recurrences, variant:
     outputs, expected = run_lowered(call, variant=variant), call.reference()
     assert_agree(call, outputs)
     np.testing.assert_allclose(outputs["squares"], expected["squares"], rtol=2e-5)
+
+
+@pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
+@pytest.mark.parametrize("variant", [DECODE, ANY])
+@pytest.mark.parametrize("case", delta_calls.cases(), ids=str)
+def test_delta_nets_give_what_a_quantize_after_them_gives(
+    case: delta_calls.Deltas, variant: int, out_dtype: str
+) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.call(case.decode() if variant == DECODE else case.step(), before)
+    quantized = delta_calls.quantized(call, out_dtype)
+    plain, found = (run_lowered(one, variant=variant) for one in (call, quantized))
+    codes = quantize_of(quantized, plain["out"]).reference()["out"]
+    assert found["out"].tobytes() == codes.tobytes()
 
 
 def test_delta_nets_of_many_sequences_agree_in_wide_blocks() -> None:

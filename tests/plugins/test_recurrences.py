@@ -4,17 +4,25 @@ import numpy as np
 import pytest
 
 from tests.support import delta_calls, scan_calls, ssm_calls
+from tests.support.elementwise import quantize_of
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
 from tests.support.state_calls import STEP
 
 Case = delta_calls.Deltas | ssm_calls.Recurrences | scan_calls.Scans
 CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases(), *scan_calls.cases()]
+CODES = ("f8e4m3", "i8")
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return compile_kernels([case.call(case.step()) for case in CASES], request.param)
+    calls = [case.call(case.step()) for case in CASES]
+    calls += [
+        delta_calls.quantized(case.call(case.step()), out_dtype)
+        for case in delta_calls.cases()
+        for out_dtype in CODES
+    ]
+    return compile_kernels(calls, request.param)
 
 
 def assert_states_close(case: Case, found: np.ndarray, expected: np.ndarray) -> None:
@@ -60,6 +68,20 @@ def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: C
             state = alone["state_out"]
         pages = case.table[number, : -(-context // case.page_size)]
         assert state[pages].tobytes() == together["state_out"][pages].tobytes()
+
+
+@pytest.mark.parametrize("out_dtype", CODES)
+@pytest.mark.parametrize("case", delta_calls.cases(), ids=str)
+def test_delta_nets_give_what_a_quantize_after_them_gives(
+    library: KernelLibrary, case: delta_calls.Deltas, out_dtype: str
+) -> None:
+    call = case.call(case.step(), case.call(case.history()).reference()["state_out"])
+    quantized = delta_calls.quantized(call, out_dtype)
+    plain, found = library.run(call), library.run(quantized)
+    codes = quantize_of(quantized, plain["out"]).reference()["out"]
+    assert found["out"].tobytes() == codes.tobytes()
+    assert found["state_out"].tobytes() == plain["state_out"].tobytes()
+    assert_close(quantized, {**quantized.reference(), "out": found["out"]})
 
 
 @by_case

@@ -103,7 +103,8 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             {"channels": 4 * HEAD_DIM},
             dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
             | dict.fromkeys(("state", "rate", "dt_bias", "norm", "state_out"), "f32")
-            | _bf16("qkv", "z", "b", "a", "out"),
+            | _bf16("qkv", "z", "b", "a")
+            | scales,
             key_heads=1,
             key_dim=HEAD_DIM,
             value_heads=2,
@@ -113,8 +114,13 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             gate=gate,
             eps=1e-6,
             page_size=PAGE_SIZE,
+            out_dtype=scales["out"],
         )
-        for decays, gate in ((1, "silu"), (HEAD_DIM, "sigmoid"))
+        for decays, gate, scales in (
+            (1, "silu", _bf16("out")),
+            (HEAD_DIM, "sigmoid", _bf16("out")),
+            (1, "silu", {"pre_scale": "f32", **_SCALED}),
+        )
     ),
     "gated_linear": (
         _site(

@@ -1,12 +1,15 @@
 """Calls of gated_delta, for the kernel tests of every target."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from tests.support.operands import Array, random_array
+from tests.support.kernels import KernelCall
+from tests.support.operands import Array, random_array, scalar
 from tests.support.state_calls import STEP, Sequences
 
 SHAPES = (("f32", 2, 16, 4, 24, 8), ("bf16", 1, 32, 2, 32, 8), ("f32", 2, 24, 2, 80, 32))
@@ -90,6 +93,7 @@ class Deltas(Sequences):
                 "write_scale": write_scale,
                 "gate": "sigmoid" if by_channel else "silu",
                 "eps": _EPS,
+                "out_dtype": dtype,
             },
             page_size=page_size,
             seed=value_dim,
@@ -130,6 +134,17 @@ class Deltas(Sequences):
         z = given["z"].reshape(-1, self.value_heads, self.value_dim)
         outputs: Array = norm(found[0], z).detach().reshape(len(z), -1).numpy()
         return outputs
+
+
+def quantized(call: KernelCall, out_dtype: str) -> KernelCall:
+    """The same call, with codes as its result."""
+    width = int(call.output_types["out"].shape[1])
+    scales: dict[str, Array] = {
+        "pre_scale": np.random.default_rng(5).uniform(0.5, 2, width).astype(np.float32),
+        "out_scale": scalar(0.02),
+    }
+    attributes = {**call.attributes, "out_dtype": out_dtype}
+    return replace(call, attributes=attributes, inputs={**call.inputs, **scales})
 
 
 def cases() -> list[Deltas]:

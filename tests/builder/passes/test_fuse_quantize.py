@@ -6,6 +6,7 @@ import pytest
 
 from tests.builder.passes.tiny import (
     Hand,
+    Loose,
     Tiny,
     assert_preserves,
     assert_unchanged,
@@ -15,7 +16,16 @@ from tests.builder.passes.tiny import (
     nodes,
     ops,
 )
+from trtc.builder.graph_writer import Value
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
+
+DELTA_ROWS = {"qkv": 2 * 16 + 2 * 8, "z": 2 * 8, "b": 2, "a": 2}
+DELTA_STEPS: dict[str, tuple[int | str, ...]] = {
+    "query_start": ("B+1",),
+    "context_lens": ("B",),
+    "page_table": ("B", "P"),
+    "slots": ("T",),
+}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +84,29 @@ def test_a_norm_that_others_read_gives_its_result_as_it_is_too(
         assert readers == {f"layers.{layer}.mlp.shared.gate_up"}
         # q, k and v alone read the other.
         assert len(norms[f"layers.{layer}.attention_norm"].output) == 1
+
+
+@pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
+def test_delta_nets_quantise_their_output(out_dtype: str) -> None:
+    hand = Hand()
+    rows = [hand.input(name, "T", width) for name, width in DELTA_ROWS.items()]
+    state = hand.input("state", "pages", 2, 16 * 8)
+    steps = [hand.input(name, *axes, dtype="i32") for name, axes in DELTA_STEPS.items()]
+    weights = [hand.weight("rate", 2), hand.weight("dt_bias", 2), hand.weight("norm", 8)]
+    made, left = hand.writer.node_of_two(
+        "gated_delta", "n", [*rows, state, *steps, *weights],
+        (Value("made", "f32", ("T", 16)), Value("left", "f32", state.shape)),
+        domain="trtc", key_heads=1, key_dim=16, value_heads=2, value_dim=8, gate="silu", eps=1e-5,
+        page_size=4, out_dtype="f32",
+    )  # fmt: skip
+    scales = [hand.weight("pre", 16), hand.constant("scale", 0.5)]
+    out = hand.node("quantize", "q", [made, *scales], "T", 16, dtype=out_dtype, out_dtype=out_dtype)
+    new, changed = Loose(FUSE_QUANTIZE)(hand.module(out, left))
+    assert changed and ops(new) == {"trtc.gated_delta": 1}
+    (node,) = nodes(new, "gated_delta")
+    assert attributes(node)["out_dtype"] == out_dtype
+    assert (given(node)["pre_scale"], given(node)["out_scale"]) == ("pre", "scale")
+    assert list(node.output) == [out.name, left.name]
 
 
 @pytest.mark.parametrize("kind", [Tiny(), Tiny("int4_awq")], ids=str)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tests.builder.passes.tiny import (
+    KV,
+    LIMITS,
     Tiny,
     assert_same_function,
     attributes,
@@ -16,6 +18,10 @@ from tests.builder.passes.tiny import (
     scheme_of,
     tiny,
 )
+from tests.support.engines import config_dict
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import NATIVE_PASSES, cpu_passes, cuda_passes
@@ -112,6 +118,24 @@ def test_a_layer_is_as_few_kernels_as_it_can_be(kind: Tiny) -> None:
         assert counts["trtc.quantize"] == int(is_quantized)
         of_layer = 3 + 2 * bool(kind.shared) if kind.experts else 4
         assert counts["trtc.linear"] == 2 * of_layer + 1
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int8_sq", "fp8_dynamic"])
+def test_what_makes_an_activation_quantises_it_in_delta_nets_with_experts(scheme: str) -> None:
+    """Routers, routed experts and the gates of a delta net read norms as they are."""
+    spec = decoder_spec(config_dict("qwen3_5_moe"), LIMITS.max_seq_len)
+    named = SCHEMES[scheme]
+    reader, quantization = dummy_checkpoint(spec, named)
+    request = GraphRequest(named, "bf16", LIMITS, quantization, KV.page_size)
+    result, _ = run_passes(build_graph(spec, request, reader), cuda_passes(named, reader))
+    left = {node.name for node in nodes(result, "quantize")}
+    counts = ops(result)
+    assert counts["trtc.gated_delta"] and counts["trtc.paged_attention"]
+    if scheme == "fp8_dynamic":
+        # Programs of attention and of delta nets have a row's heads apart.
+        assert {name.rsplit(".", 2)[1] for name in left} == {"out_proj"}
+    else:
+        assert not left
 
 
 @pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("int4_awq", experts=4)], ids=str)

@@ -137,6 +137,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
                 "qwen3_next",
             )
         ),
+        ("qwen3_next", "int8_sq"),
         *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
         ("gpt_oss", "mxfp4"),
     ],
