@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from trtc.plugins.gemm.cuda import lower_gemm
+from trtc.plugins.gemm.skinny import gated_skinny_launches
 from trtc.plugins.gemm.streamed_gated import gated_launches
 from trtc.plugins.gpu.arch import SM_90
 from trtc.plugins.gpu.composition import for_rows, renamed
@@ -66,7 +67,8 @@ def lowering(activation: Lower, rounding: Lower) -> Lower:
 def _at_once(site: Site, rounding: Lower, most: int) -> dict[int, Variant]:
     """What multiplies and activates in one launch, by the rows it is for, up to `most`."""
     has_rows = site.has("row_scale")
-    launches = gated_launches(_bf16_site(site) if has_rows else site)
+    streamed = gated_launches(_bf16_site(site) if has_rows else site)
+    launches = gated_skinny_launches(site) | streamed
     found: dict[int, Variant] = {}
     for rows, launch in sorted(launches.items(), reverse=True):
         end = min(rows, most)

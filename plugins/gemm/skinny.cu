@@ -19,11 +19,15 @@
 // many segments left to load); HAS_WGMMA (of sm_90, else those of a warp); X_STRIDE,
 // OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32, HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS,
 // HAS_RESIDUAL, HAS_ROW_SCALE (0 or 1); ROW_SCALE_STRIDE; SOFTCAP (0: none); COUNT (which of dims
-// counts the rows).
+// counts the rows); GATED (1: out is what gemm/skinny_gated.cuh says, with nothing added to sums and
+// no row_scale).
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
 #include "gemm/tile_product.cuh"
+#if GATED
+#include "gemm/skinny_gated.cuh"
+#endif
 
 namespace {
 
@@ -51,6 +55,17 @@ constexpr int kSums = ROWS / 2;  // a thread's
 constexpr int kPartBytes = kSums * kTeamThreads * 4;
 // Hardware barriers: from 1, one a team; and two between the teams.
 constexpr int kPartsWritten = TEAMS + 1, kPartsRead = TEAMS + 2;
+
+// The row of the weight that is row n of the tiles. Those after the last are read as the last, and
+// never stored.
+__device__ inline int weight_row(int n) {
+  const int row = N % kTileRows == 0 || n < N ? n : N - 1;
+#if GATED
+  return gated_row(row);
+#else
+  return row;
+#endif
+}
 
 // A tile and a segment of it: a team's stages follow each other in this order.
 struct Place {
@@ -80,9 +95,7 @@ struct Loader {
     const unsigned char* from = weight + (bytes ? byte : 0);
 #pragma unroll
     for (int at = row; at < kTileRows; at += kRowStep) {
-      const int n = place.tile * kTileRows + at;
-      // Rows after the last are read as the last, and never stored.
-      const long long offset = (N % kTileRows == 0 || n < N ? n : N - 1) * kDepthBytes;
+      const long long offset = weight_row(place.tile * kTileRows + at) * kDepthBytes;
       stream_async(stage + panel_offset(at, chunk), from + offset, bytes, policy);
     }
   }
@@ -251,7 +264,7 @@ struct Columns {
   __device__ inline void load(int tile, const float* weight_scale, const float* bias) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int n = column(tile, i), at = n < N ? n : N - 1;
+      const int at = weight_row(column(tile, i));
       if (HAS_WEIGHT_SCALE) scale[i] = load_early(weight_scale + at);
       if (HAS_BIAS) offset[i] = load_early(bias + at);
     }
@@ -308,8 +321,22 @@ struct RowScales {
 struct Output {
   float by_input;
   const float* row_scale;
+  float out_scale;
   void* out;
 
+#if GATED
+  __device__ inline void store_tile(const float (&sums)[kSums], const Columns& columns,
+                                    const Residual&, RowScales&, int tile, int rows) const {
+    const int first = Columns::column(tile, 0);
+    auto* const to = static_cast<Gated*>(out) + gated_column(first);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (i % 4 >= 2 || !is_inside(row_of(i), rows, first)) continue;
+      to[static_cast<long long>(row_of(i)) * OUT_STRIDE] =
+          gated(scaled(sums[i], columns, 0), scaled(sums[i + 2], columns, 1), out_scale);
+    }
+  }
+#else
   __device__ inline void store_tile(const float (&sums)[kSums], const Columns& columns,
                                     const Residual& residual, RowScales& scales, int tile,
                                     int rows) const {
@@ -319,9 +346,7 @@ struct Output {
       const int which = i % 4 / 2;
       const int column = Columns::column(tile, which);
       if (is_inside(row_of(i), rows, column)) {
-        float total = sums[i];
-        if (HAS_WEIGHT_SCALE) total *= columns.scale[which];
-        if (HAS_INPUT_SCALE) total *= by_input;
+        float total = scaled(sums[i], columns, which);
         if (HAS_ROW_SCALE) total *= scales.of(i);
         if (HAS_BIAS) total += columns.offset[which];
         const float softcap = SOFTCAP;
@@ -339,6 +364,14 @@ struct Output {
     } else {
       static_cast<Bf16*>(out)[to] = round_to<Bf16>(total);
     }
+  }
+#endif
+
+  // By the static scales.
+  __device__ inline float scaled(float sum, const Columns& columns, int which) const {
+    if (HAS_WEIGHT_SCALE) sum *= columns.scale[which];
+    if (HAS_INPUT_SCALE) sum *= by_input;
+    return sum;
   }
 };
 
@@ -364,6 +397,9 @@ __launch_bounds__(kThreads, 1) skinny_linear(
 #endif
 #if HAS_ROW_SCALE
     const float* row_scale,
+#endif
+#if HAS_OUT_SCALE
+    const float* __restrict__ out_scale,
 #endif
     const int* dims, void* out) {
 #if !HAS_WEIGHT_SCALE
@@ -405,10 +441,12 @@ __launch_bounds__(kThreads, 1) skinny_linear(
   ring.ask_for_weights();
   Columns columns{};
   if (split == 0) columns.load(first_tile, weight_scale, bias);
+  Output output{1, row_scale, 1, out};
 #if HAS_INPUT_SCALE
-  const Output output{load_early(input_scale), row_scale, out};
-#else
-  const Output output{1, row_scale, out};
+  output.by_input = load_early(input_scale);
+#endif
+#if HAS_OUT_SCALE
+  output.out_scale = load_early(out_scale);
 #endif
   wait_for_earlier_kernels();
   ring.ask_for_x(first_tile);

@@ -1,12 +1,13 @@
 """The kernel for few rows (skinny.cu): tactics for each site, as measured."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trtc.plugins.gemm.tiling import (
     GROUP_ROWS,
     GROUP_THREADS,
     OPTIONAL,
+    Macros,
     even_clusters,
     float_macros,
     shape,
@@ -80,13 +81,42 @@ _MEASURED: Mapping[int, Mapping[tuple[str, str], tuple[Cut, ...]]] = {
     }
 }
 """By SM, element type and shape: those that were faster than cuBLASLt, on an H200."""
+_GATED_INPUTS = ("weight_scale", "input_scale", "out_scale")
+_GATED_MULTIPLE = 8
+"""Of columns of out: rows of gate in a tile, before those of up."""
+_MOST_GATED = 8
+"""Rows: of wide products streamed_gated.py's are for more."""
 _UNMEASURED = (8, 16)
 """Rows of cuts on other SMs: only where reading the weights must take longest."""
 
 
 def skinny_launches(site: Site) -> dict[int, Launch]:
     """By the rows they are for at most; none where the kernel cannot run."""
-    return {cut.rows: _launch(site, cut) for cut in _cuts(site)}
+    macros = {**float_macros(site), "GATED": 0, "HAS_OUT_SCALE": 0}
+    return {cut.rows: _launch(site, cut, OPTIONAL, macros) for cut in _cuts(site)}
+
+
+def gated_skinny_launches(site: Site) -> dict[int, Launch]:
+    """Gate and up of a gated MLP with the activation over them, as skinny_gated.cuh says, where
+    that is one launch instead of two: not where scales of rows follow from it.
+
+    Args:
+        site: gated_linear's.
+    """
+    if site.axes["I"] % _GATED_MULTIPLE or site.has("row_scale"):
+        return {}
+    macros = {
+        **float_macros(replace(site, attributes={"softcap": 0.0})),
+        "GATED": 1,
+        "GELU_TANH": int(site.attributes["activation"] == "gelu_tanh"),
+        "HAS_OUT_SCALE": int(site.has("out_scale")),
+        "OUT_E4M3": int(site.dtypes["out"] == "f8e4m3"),
+    }
+    return {
+        cut.rows: _launch(site, cut, _GATED_INPUTS, macros)
+        for cut in _cuts(site)
+        if cut.rows <= _MOST_GATED
+    }
 
 
 def _cuts(site: Site) -> tuple[Cut, ...]:
@@ -116,12 +146,12 @@ def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
     return 2 if two > 1.1 * one else 1
 
 
-def _launch(site: Site, cut: Cut) -> Launch:
+def _launch(site: Site, cut: Cut, optional: Sequence[str], macros: Macros) -> Launch:
     clusters = cut.clusters(site.axes["N"], site.sm)
     stages = cut.stages(site.sm)
-    arguments = ("x", "weight", *(name for name in OPTIONAL if site.has(name)), DIMS, "out")
+    arguments = ("x", "weight", *(name for name in optional if site.has(name)), DIMS, "out")
     constants = {
-        **float_macros(site),
+        **macros,
         "ROWS": cut.rows,
         "ROW_GROUPS": cut.row_groups,
         "TEAMS": cut.teams,

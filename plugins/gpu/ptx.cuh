@@ -192,6 +192,13 @@ __device__ inline float reciprocal_approx(float x) {
   return y;
 }
 
+// x / y, within 2 units of the last place: the division of Triton's kernels.
+__device__ inline float divided_full(float x, float y) {
+  float quotient;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+  return quotient;
+}
+
 // Two floats to bf16, `low` in the low half.
 __device__ inline unsigned pack_bf16(float low, float high) {
   unsigned packed;

@@ -115,9 +115,11 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert some.tobytes() == np.ascontiguousarray(whole[255:258]).tobytes()
 
 
-def test_few_rows_are_multiplied_and_gated_in_two_steps() -> None:
-    *few, many = LOWER(make_site())
-    assert [variant.max_rows for variant in few] == [8, 16, 32, 64, 128, 512]
+def test_some_rows_are_multiplied_and_gated_in_two_steps() -> None:
+    """All but those of a decode step of few sequences."""
+    fewest, *few, many = LOWER(make_site())
+    assert (fewest.max_rows, entry(fewest), fewest.scratch) == (8, "skinny_linear", {})
+    assert [variant.max_rows for variant in few] == [16, 32, 64, 128, 512]
     for variant in few:
         product, gate = variant.work
         assert written(product) == "scratch.product"
@@ -129,10 +131,11 @@ def test_few_rows_are_multiplied_and_gated_in_two_steps() -> None:
 
 
 def test_few_rows_are_gated_by_the_activation_for_few() -> None:
-    first, second, *_ = LOWER(make_site(width=4096))
+    """Where skinny.cu does not gate them: its tiles have eight columns of out."""
+    first, second, *_ = LOWER(make_site(width=4100))
     gates = first.work[-1], second.work[-1]
     programs = [gate.grid[0].times for gate in gates if isinstance(gate, Launch)]
-    assert programs == [4096 // 512, 4096 // 2048]
+    assert programs == [-(-4100 // 512), -(-4100 // 2048)]
 
 
 def kernels(site: Site) -> list[tuple[int, list[str]]]:
@@ -141,8 +144,8 @@ def kernels(site: Site) -> list[tuple[int, list[str]]]:
 
 
 def test_some_rows_of_wide_products_are_gated_where_they_are_multiplied() -> None:
-    """By streamed.cu, in place of two steps for as many."""
-    few, streamed = ["skinny_linear", "swiglu"], ["streamed_linear"]
+    """By streamed.cu, in place of two steps for as many; the fewest by skinny.cu."""
+    few, streamed = ["skinny_linear"], ["streamed_linear"]
     at_once = [(rows, streamed) for rows in (16, 32, 64, 128, 192, 256)]
     library = ["product", "swiglu"]
     wide = make_site(width=8192)
@@ -171,11 +174,11 @@ def test_rows_with_scales_are_quantised_after_one_launch_or_by_the_activation() 
 def test_bf16_is_gated_in_the_same_kernel_or_in_two_steps() -> None:
     site = site_of(gated_call(3, 8192, 256, dtype="bf16"), "tokens", 90)
     site = replace(site, limits=Limits(64, 1024, 4096))
-    few, library = ["skinny_linear", "swiglu"], ["product", "swiglu"]
+    few, library = ["skinny_linear"], ["product", "swiglu"]
     at_once = [(rows, ["streamed_linear"]) for rows in (16, 32, 64, 128, 192, 256)]
     assert kernels(site) == [(8, few), *at_once, (4096, library)]
     before = kernels(replace(site, sm=89))
-    assert [work for _, work in before] == [few, few, library]
+    assert [work for _, work in before] == [few, [*few, "swiglu"], library]
 
 
 def name_of(work: object) -> str:
@@ -204,8 +207,9 @@ def entry(variant: Variant) -> str:
     [make_site(sm=89), make_site(sm=100), make_site(width=WIDTH + 64), make_site(most_rows=512)],
     ids=["another SM", "a later SM", "part of a tile", "few tokens at most"],
 )
-def test_two_steps_for_all_rows(site: Site) -> None:
-    variants = LOWER(site)
+def test_two_steps_for_all_but_the_fewest_rows(site: Site) -> None:
+    fewest, *variants = LOWER(site)
+    assert (fewest.max_rows, entry(fewest)) == (8, "skinny_linear")
     assert all(len(variant.work) == 2 for variant in variants)
     assert variants[-1].max_rows == site.limits.max_num_tokens
 

@@ -114,6 +114,7 @@ inline int sum_bytes(unsigned word) {
 inline float infinity() { return INFINITY; }
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float reciprocal_approx(float x) { return 1.f / x; }
+inline float divided_full(float x, float y) { return x / y; }
 
 inline float to_float(Bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 inline float to_float(F16 x) {
