@@ -90,6 +90,9 @@ def large_calls(rng: np.random.Generator, rows: int) -> list[KernelCall]:
         KernelCall(
             REGISTRY["rms_norm"], {"eps": 1e-5, "out_dtype": "f8e4m3"}, norm | scale, ("total",)
         ),
+        KernelCall(
+            REGISTRY["rms_norm"], {"eps": 1e-5, "out_dtype": "f8e4m3"}, norm | scale, ("normed",)
+        ),
         KernelCall(REGISTRY["rms_norm"], {"eps": 1e-5, "out_dtype": "bf16"}, norm, ("total",)),
         KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "f8e4m3"}, gated | scale),
         KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "bf16"}, gated),
