@@ -10,6 +10,7 @@ from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.checkpoint.resolve import resolve_model
 from trtc.builder.checkpoint.verify import expected_tensors
 from trtc.builder.engine_size import engine_bytes
+from trtc.builder.experts import check_activations
 from trtc.builder.families.features import features
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.mixers import check_kv, check_mixers
@@ -18,6 +19,7 @@ from trtc.builder.recipe_budget import narrowest_recipe
 from trtc.builder.request import BuildRequest
 from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, open_source
+from trtc.builder.spec import MoeMlpSpec
 from trtc.builder.tables import open_tables
 from trtc.builder.targets.registry import parse_target
 from trtc.protos.dtypes import BY_ONNX
@@ -108,13 +110,15 @@ def dry_run(request: BuildRequest) -> DryRun:
         max_num_tokens=request.max_num_tokens,
         rope_switch=source.spec.rope_switch,
     )
-    spec, quantization, reader = source.spec, source.quantization, source.reader
+    # Weights alone have the size; there is no graph of experts with FP4 activations.
+    sized = source.for_target(rounds_rows=True, multiplies_fp4=False)
+    spec, quantization, reader = sized.spec, sized.quantization, sized.reader
     if source.needs_calibration:
         # What calibration will make: a dry run leaves it out.
         spec = source.calibrated_spec
         reader, quantization = dummy_checkpoint(spec, source.scheme)
     graph_request = GraphRequest(
-        source.scheme,
+        sized.scheme,
         source.kv_dtype,
         limits,
         quantization,
@@ -152,6 +156,7 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
             target.check_scheme(scheme)
         if request.has_size:
             target.check_scheme(MIXED_SCHEME)
+        _check_experts(source)
         ranks = request.tp if target.max_ranks > 1 else 1
         check_sharding(source.spec, source.scheme, source.quantization, ranks, ep=request.ep)
     except UserError as error:
@@ -159,6 +164,12 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
     if request.tp > target.max_ranks:
         return Verdict(name, f"--tp: is {request.tp}, and it takes at most {target.max_ranks}")
     return Verdict(name)
+
+
+def _check_experts(source: ModelSource) -> None:
+    for layer in source.spec.layers:
+        if isinstance(layer.mlp, MoeMlpSpec) and source.quantization is not None:
+            check_activations(layer.mlp, source.quantization.linears)
 
 
 def _least_bytes(request: BuildRequest, source: ModelSource, verdict: Verdict) -> int | None:

@@ -18,7 +18,7 @@ from trtc.builder.recipes import (
     TensorReader,
 )
 from trtc.builder.spec import DenseMlpSpec, LinearSpec, MoeMlpSpec, RouterSpec
-from trtc.builder.transforms import RequantizeToE4M3
+from trtc.builder.transforms import E4m3Bits, RequantizeToE4M3, UnitPerRow
 from trtc.builder.weights import CODES, LinearWeights, Tensor, linear_weights, rows_in_order
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear
@@ -47,8 +47,8 @@ def expert_weights(
     4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
 
     Raises:
-        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks, or an expert whose
-            gate and up read its input in different orders.
+        UnsupportedError: as `check_activations`, or an expert whose gate and up read its input in
+            different orders.
         CheckpointError: experts quantised in different ways.
     """
 
@@ -56,6 +56,7 @@ def expert_weights(
         found = linear_weights(linear, quantized, dtype, reader)
         return _as_e4m3(found, dtype) if found.format == "i4_f8" else found
 
+    check_activations(mlp, quantized)
     downs = [weights(expert.down) for expert in mlp.experts]
     before = [
         tuple(_before(weights(one), down.column_order) for one in expert.linears[:-1])
@@ -73,17 +74,19 @@ def expert_weights(
         inputs={
             "gate_up": gate_up.rows(lambda w: w.weight),
             "down": down.rows(lambda w: w.weight),
-            "gate_up_scale": gate_up.groups(lambda w: w.scale),
-            "down_scale": down.groups(lambda w: w.scale),
+            "gate_up_scale": _bytes(gate_up.groups(lambda w: w.scale)),
+            "down_scale": _bytes(down.groups(lambda w: w.scale)),
             "gate_up_zero": _as(gate_up.groups(lambda w: w.zero), "u8"),
             "down_zero": _as(down.groups(lambda w: w.zero), "u8"),
             "gate_up_input_scale": gate_up.shared(lambda w: w.input_scale, _largest),
             "down_input_scale": down.shared(lambda w: w.input_scale, _largest),
             "gate_up_pre_scale": _as(gate_up.shared(lambda w: w.pre_scale, _equal), "f32"),
             "down_pre_scale": _as(down.shared(lambda w: w.pre_scale, _equal), "f32"),
-            "gate_up_bias": _as(gate_up.biases(), "f32"),
-            "down_bias": _as(down.biases(), "f32"),
+            "gate_up_bias": _as(gate_up.by_row(lambda w: w.bias), "f32"),
+            "down_bias": _as(down.by_row(lambda w: w.bias), "f32"),
             "gate_up_order": _stacked_orders(orders, first.weight.shape[0]),
+            "gate_up_scale_unit": gate_up.by_row(_unit),
+            "down_scale_unit": down.by_row(_unit),
         },
         weight_dtype=first.format if first.format in CODES else first.weight.dtype,
         act_quant=_act_quant(first),
@@ -152,21 +155,30 @@ def expert_scale(router: RouterSpec, dtype: str) -> Tensor | None:
     return Tensor(Cast(Cast(Load(router.expert_scale), dtype), "f32"), "f32", shape)
 
 
+def check_activations(mlp: MoeMlpSpec, quantized: Mapping[str, QuantizedLinear]) -> None:
+    """Refuse FP4 weights with FP4 activations, which trtc.moe lacks.
+
+    Raises:
+        UnsupportedError: an expert has them.
+    """
+    for linear in (linear for expert in mlp.experts for linear in expert.linears):
+        found = quantized.get(linear.name)
+        if found and found.weight == "f4e2m1" and "input_scale" in found.tensors:
+            raise UnsupportedError(
+                "routed experts cannot have FP4 weights with FP4 activations",
+                field=linear.name,
+                remedy="Use int4, w4a8_awq or fp8 for models with routed experts",
+            )
+
+
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
-    name = mlp.experts[0].linears[0].name
-    if any(linear.scale_2 is not None for linear in linears):
-        raise UnsupportedError(
-            "routed experts cannot have FP4 weights",
-            field=name,
-            remedy="Use int4, w4a8_awq or fp8 for models with routed experts",
-        )
     kinds = {
         (one.format, one.weight.dtype, one.group_size, one.dynamic, one.hadamard) for one in linears
     }
     if len(kinds) > 1:
         raise CheckpointError(
             "the experts of one layer are quantised in different ways",
-            field=name,
+            field=mlp.experts[0].linears[0].name,
             remedy="Quantise all experts of the layer alike",
         )
 
@@ -190,6 +202,21 @@ def _as_e4m3(linear: LinearWeights, dtype: str) -> LinearWeights:
 def _as(tensor: Tensor | None, dtype: str) -> Tensor | None:
     """trtc.moe takes zero points as u8 and every scale in f32."""
     return None if tensor is None else Tensor(Cast(tensor.recipe, dtype), dtype, tensor.shape)
+
+
+def _bytes(scale: Tensor | None) -> Tensor | None:
+    """trtc.moe takes E4M3 scales as bytes, in units."""
+    if scale is None or scale.dtype != "f8e4m3":
+        return scale
+    return Tensor(Apply(E4m3Bits(), (scale.recipe,)), "u8", scale.shape)
+
+
+def _unit(linear: LinearWeights) -> Tensor | None:
+    """[N]: what E4M3 scales of its rows are multiplied with."""
+    if linear.scale_2 is None:
+        return None
+    rows = linear.weight.shape[0]
+    return Tensor(Apply(UnitPerRow(rows), (linear.scale_2.recipe,)), "f32", (rows,))
 
 
 Pick = Callable[[LinearWeights], Tensor | None]
@@ -217,16 +244,16 @@ class _Stacked:
 
         return self._join(pick, columns)
 
-    def biases(self) -> Tensor | None:
+    def by_row(self, pick: Pick) -> Tensor | None:
         """[E, sum of N]."""
         stacked: list[Recipe] = []
         for linears in self.experts:
-            biases = [linear.bias for linear in linears if linear.bias is not None]
-            if len(biases) < len(linears):
+            tensors = [tensor for tensor in map(pick, linears) if tensor is not None]
+            if len(tensors) < len(linears):
                 return None
-            stacked.append(Concat(tuple(bias.recipe for bias in biases)))
-        rows = sum(bias.shape[0] for bias in biases)
-        return Tensor(Stack(tuple(stacked)), biases[0].dtype, (len(stacked), rows))
+            stacked.append(Concat(tuple(tensor.recipe for tensor in tensors)))
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        return Tensor(Stack(tuple(stacked)), tensors[0].dtype, (len(stacked), rows))
 
     def shared(self, pick: Pick, merge: Callable[..., Array]) -> Tensor | None:
         """[E, ...]: one value for the linears of an expert, which share their input."""

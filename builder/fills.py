@@ -14,8 +14,10 @@ _DEPTH = {
     "scale_unit": "K",
     "gate_up": "H",
     "gate_up_scale": "H",
+    "gate_up_scale_unit": "H",
     "down": "I",
     "down_scale": "I",
+    "down_scale_unit": "I",
 }
 """Parameter -> the axis it is summed over."""
 _CONSTANTS = {
@@ -69,7 +71,7 @@ def dummy_fill(
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter.endswith("_scale") and dtype == "u8":
         return _byte_scale(attributes, gain)
-    if parameter == "scale_unit":
+    if parameter.endswith("scale_unit"):
         return Fill(element="f32", center=_byte_unit(attributes, gain))
     if parameter in _SCALES:
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))

@@ -169,13 +169,14 @@ class ScaleCodes:
 
 @dataclass(frozen=True)
 class PadGroups:
-    """E8M0 scales [..., G] in rows of `length`, with 2^0 behind the last."""
+    """Scales [..., G] that are bytes in rows of `length`, with `byte` behind the last."""
 
     length: int
+    byte: int
 
     def __call__(self, scale: Array) -> Array:
         rest = [(0, 0)] * (scale.ndim - 1)
-        return np.pad(scale, [*rest, (0, self.length - scale.shape[-1])], constant_values=127)
+        return np.pad(scale, [*rest, (0, self.length - scale.shape[-1])], constant_values=self.byte)
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,12 @@ def scaled_product(
 
 
 def scales_in_units(scale: Array, unit: Array, weight_dtype: str) -> NDArray[np.float32]:
-    """The scales [N, G] that bytes are in the units [N] of their rows: E4M3 of E2M1 weights, else
-    those of plugins/iq4.py."""
+    """The scales [..., N, G] that bytes are in the units [..., N] of their rows: E4M3 of E2M1
+    weights, else those of plugins/iq4.py."""
     if weight_dtype != "f4e2m1":
-        return scales_of(scale, unit[:, None])
+        return scales_of(scale, unit[..., None])
     values: NDArray[np.float32] = scale.view(NUMPY_DTYPES["f8e4m3"]).astype(np.float32)
-    return values * unit[:, None]
+    return values * unit[..., None]
 
 
 def e8m0_values(scale: Array) -> NDArray[np.float32]:

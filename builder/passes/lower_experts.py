@@ -68,7 +68,7 @@ class _Experts(StandardNodes):
     """One moe node on its way to standard operators."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
-        for absent in ("gate_up_zero", "down_zero", "residual", "shared"):
+        for absent in ("gate_up_zero", "down_zero", "gate_up_scale_unit", "residual", "shared"):
             assert input_of(node, absent) is None, f"{node.name} has {absent}"
         _check_experts(node)
         super().__init__(rewriter, site_of(node))

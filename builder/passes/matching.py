@@ -49,6 +49,12 @@ def input_of(node: Node, parameter: str) -> Tensor | None:
     return node.inputs[position]
 
 
+def has_powers(moe: Node) -> bool:
+    """Whether a moe node has E2M1 weights with E8M0 scales: they have no units."""
+    is_e2m1 = moe.attrs["weight_dtype"] == "f4e2m1"
+    return is_e2m1 and input_of(moe, "gate_up_scale_unit") is None
+
+
 def output_of(node: Node, parameter: str) -> Tensor | None:
     """An output of one of trtc's nodes by name; None when it is absent."""
     names = [output.name for output in REGISTRY[node.op].outputs]

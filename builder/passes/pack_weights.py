@@ -1,7 +1,7 @@
 """Weights of linears and experts in the byte order of the CPU kernels."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, has_powers, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import E8m0Values, Pack, PackColumns, PackPlanes
 from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
@@ -82,8 +82,7 @@ def _pack_columns(rewriter: Rewriter, node: Node, name: str) -> None:
     if values is None or values.shape[-1] == 1:  # one a column lies the same either way
         return
     dtype, shape = dtype_of(values), tuple(values.shape)
-    is_e8m0 = dtype == "u8" and name.endswith("_scale")
-    if is_e8m0 and node.op == "moe" and node.attrs["weight_dtype"] == "f4e2m1":
+    if node.op == "moe" and name.endswith("_scale") and has_powers(node):
         dtype = "f32"
         values = rewriter.derived(f"{values.name}.f32", E8m0Values(), (values,), dtype, shape)
     packed = rewriter.derived(f"{values.name}.packed", PackColumns(), (values,), dtype, shape)

@@ -192,7 +192,8 @@ class _Walk:
 
     def _channels_of_experts(self, node: Node) -> None:
         width = node.attrs["I"]
-        for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
+        of_rows = ("gate_up_scale", "gate_up_zero", "gate_up_scale_unit", "gate_up_bias")
+        for name in ("gate_up", *of_rows):
             self._cut(node, name, 1, (Part(width),) * node.attrs.get("parts", 2))
         for name in ("down", "down_scale", "down_zero"):
             self._cut(node, name, 2, (Part(width),))

@@ -1,10 +1,11 @@
 """4-bit weights of linears and experts in the order of the CUDA kernels."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, has_powers, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.transforms import PadGroups, Tile
 from trtc.plugins.layouts import WEIGHTS
+from trtc.plugins.products import E8M0_BIAS
 from trtc.plugins.tiles import CHANNELS, fits
 
 _WORD = 4
@@ -22,7 +23,7 @@ def tile_weights(rewriter: Rewriter) -> bool:
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
         embedding(ids, the same weight)                    -> the same
 
-    Types and shapes stay. E2M1 weights of experts and their E8M0 scales stay row-major, and rows of
+    Types and shapes stay. E2M1 weights of experts and their scales stay row-major, and rows of
     these are padded to whole words, in which kernels load them.
     """
     changed = False
@@ -67,7 +68,7 @@ def _pad(rewriter: Rewriter, node: Node, name: str) -> bool:
     if missing:
         padded = rewriter.derived(
             f"{scale.name}.words",
-            PadGroups(groups + missing),
+            PadGroups(groups + missing, E8M0_BIAS if has_powers(node) else 0),
             (scale,),
             dtype_of(scale),
             (*rows, groups + missing),

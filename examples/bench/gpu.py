@@ -113,6 +113,7 @@ UNWEIGHTED = (
     Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", offline=True),
     Variation("delta", "fp8", shape="qwen3.5-9b"),
     Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b"),
+    Variation("nvfp4-experts", "nvfp4_weights", shape="qwen3.5-35b-a3b"),
     Variation("latent", "fp8", shape="deepseek-v2-lite"),
     Variation("delta-channels", "fp8", shape="kimi-linear-48b-a3b"),
     Variation("windows", "fp8", shape="gemma-3-12b"),

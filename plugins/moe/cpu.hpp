@@ -20,7 +20,7 @@ namespace trtc {
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
       down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, choice_bias, shared,
-      shared_gate, expert_scale, expert_map, gate_up_order, out;
+      shared_gate, expert_scale, expert_map, gate_up_order, gate_up_scale_unit, down_scale_unit, out;
   std::int64_t M;
 };
 
@@ -54,13 +54,15 @@ using Quantized = typename QuantizedTo<T, kQuant>::type;
 
 // One of an expert's two linears: rows [depth] -> [columns].
 template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, class Scale, class InputScale, class Pre,
-          class Bias>
+          class Bias, class Unit>
 struct Half {
   using T = typename C::x_t;
   using X = std::conditional_t<(C::hadamard > 0), float, Quantized<T, C::act_quant>>;
   static constexpr Multiply kMultiply =
       C::act_quant == ActQuant::dynamic_i8 ? Multiply::dynamic_i8 : Multiply::exact;
-  using P = gemm::Product<X, C::weight_dtype, kMultiply, C::group_size, kPresent<Zero>, C::layout>;
+  // Bytes are E4M3 in units.
+  static constexpr gemm::Scales kScales = kPresent<Unit> ? gemm::Scales::e4m3 : gemm::Scales::floats;
+  using P = gemm::Product<X, C::weight_dtype, kMultiply, C::group_size, kPresent<Zero>, C::layout, kScales>;
   static constexpr bool kStatic = C::act_quant == ActQuant::f8e4m3 || C::act_quant == ActQuant::i8;
   using Rounding = Quantizer<T, X, Pre, std::conditional_t<kStatic, InputScale, none>>;
   static constexpr std::int64_t kDepth = kDepth_, kColumns = kColumns_;
@@ -69,18 +71,24 @@ struct Half {
   static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
   static_assert(!kStatic || C::hadamard == 0, "scales of rows follow a Hadamard matrix");
   static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
-  static_assert(!kPresent<Scale> || std::is_same_v<Scale, float>, "E8M0 scales are widened at build");
+  static_assert(!kPresent<Scale> || std::is_same_v<Scale, std::conditional_t<kPresent<Unit>, std::uint8_t, float>>,
+                "E8M0 scales are widened at build");
   static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
 
-  View weight, scale, zero, input_scale, pre_scale, bias;
+  View weight, scale, zero, input_scale, pre_scale, bias, unit;
 
   gemm::Weights weights(std::int64_t expert) const {
     const std::int64_t bytes = C::layout != Layout::row_major ? P::packed_bytes(kColumns, kDepth)
                                                            : kColumns * gemm::row_bytes<C::weight_dtype>(kDepth);
     const std::int64_t scales = expert * kColumns * P::groups(kDepth);
-    return {weight.row<const std::byte>(0) + expert * bytes,
-            scale.data == nullptr ? nullptr : scale.row<const float>(0) + scales,
-            zero.data == nullptr ? nullptr : zero.row<const std::uint8_t>(0) + scales, kColumns, kDepth};
+    gemm::Weights found{weight.row<const std::byte>(0) + expert * bytes, nullptr,
+                        zero.data == nullptr ? nullptr : zero.row<const std::uint8_t>(0) + scales, kColumns, kDepth};
+    if constexpr (P::kByteScales) {
+      found.scale_codes = scale.row<const std::uint8_t>(0) + scales;
+    } else if constexpr (kPresent<Scale>) {
+      found.scale = scale.row<const float>(0) + scales;
+    }
+    return found;
   }
 
   // The rest of the rounding of a row, which needs all of it.
@@ -102,6 +110,7 @@ struct Half {
   Floats scaled(std::int64_t expert, std::int64_t column, const float* sums, N n) const {
     Floats value = load(sums, n);
     if constexpr (kScalesColumns) value = value * load(scale.row<const float>(0) + expert * kColumns + column, n);
+    if constexpr (kPresent<Unit>) value = value * load(unit.row<const float>(0) + expert * kColumns + column, n);
     if constexpr (kStatic) value = value * input_scale.row<const float>(0)[expert];
     if constexpr (kPresent<Bias>) value = value + load(bias.row<const float>(0) + expert * kColumns + column, n);
     return value;
@@ -115,10 +124,11 @@ struct Half {
 
 template <class C>
 using GateUp = Half<C, C::H, C::parts * C::I, typename C::gate_up_zero_t, typename C::gate_up_scale_t,
-                    typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t, typename C::gate_up_bias_t>;
+                    typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t, typename C::gate_up_bias_t,
+                    typename C::gate_up_scale_unit_t>;
 template <class C>
 using Down = Half<C, C::I, C::H, typename C::down_zero_t, typename C::down_scale_t, typename C::down_input_scale_t,
-                  typename C::down_pre_scale_t, typename C::down_bias_t>;
+                  typename C::down_pre_scale_t, typename C::down_bias_t, typename C::down_scale_unit_t>;
 
 // The rows that chose one expert: pairs [first, first + x.rows) of the grouped order.
 struct Job {
@@ -329,8 +339,9 @@ void combine(const Scratch<C>& s, const moe_args& a, std::int64_t row, std::int6
 template <class C>
 void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_t first_row, std::int64_t rows) {
   const GateUp<C> gate_up{a.gate_up, a.gate_up_scale, a.gate_up_zero, a.gate_up_input_scale, a.gate_up_pre_scale,
-                          a.gate_up_bias};
-  const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale, a.down_bias};
+                          a.gate_up_bias, a.gate_up_scale_unit};
+  const Down<C> down{a.down,           a.down_scale, a.down_zero,      a.down_input_scale,
+                     a.down_pre_scale, a.down_bias,  a.down_scale_unit};
   ctx.threads.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
       route<C>(a.router_logits.row<const float>(first_row + i), a.choice_bias, a.expert_scale,

@@ -393,12 +393,13 @@ class _Call:
     def _product(self, tile: Tile) -> dict[str, Any]:
         """What the two products have in common; see plugins/gemm/triton/weights.py."""
         channels = tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
-        is_e2m1 = self.site.attributes["weight_dtype"] == "f4e2m1"
+        attributes, has_unit = self.site.attributes, self.site.has("gate_up_scale_unit")
+        is_e2m1 = attributes["weight_dtype"] == "f4e2m1"
         constants_of = e2m1_constants if is_e2m1 else weight_constants
         return {
             **self._routing("L"),
             "CAPACITY": self.capacity,
-            **constants_of(self.site.attributes, channels),
+            **constants_of(attributes, channels, has_unit=has_unit),
             "E2M1": is_e2m1,
             "BLOCK_M": tile.block_m,
             "WEIGHTS_FIRST": tile.weights_first,

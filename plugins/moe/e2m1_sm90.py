@@ -95,7 +95,8 @@ class Cut:
 
 
 def is_plain(site: Site) -> bool:
-    """Whether experts multiply E2M1 weights by bf16 as it is given, on an SM with WGMMA."""
+    """Whether experts multiply E2M1 weights with E8M0 scales by bf16 as it is given, on an SM with
+    WGMMA."""
     attributes = site.attributes
     return (
         attributes["weight_dtype"] == "f4e2m1"
@@ -106,7 +107,11 @@ def is_plain(site: Site) -> bool:
         and int(attributes["parts"]) == 2
         and not attributes["weighs_inputs"]
         and not any(
-            site.has(name) for name in ("gate_up_pre_scale", "down_pre_scale", "gate_up_order")
+            site.has(name)
+            for name in (
+                *("gate_up_pre_scale", "down_pre_scale", "gate_up_order"),
+                *("gate_up_scale_unit", "down_scale_unit"),
+            )
         )
         and site.arch.has_wgmma
         and site.dtypes["x"] == "bf16"

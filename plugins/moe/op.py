@@ -5,7 +5,8 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 _WEIGHTS = ("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "u8")
 _SCALES = ("f32", "u8")
-"""u8: E8M0, 2^(scale - 127), of E2M1 weights. Rows may be longer than there are groups."""
+"""u8: of E2M1 weights, E4M3 in the units of scale_unit, or E8M0 without, 2^(scale - 127). Rows may
+be longer than there are groups."""
 
 MOE = FusedOp(
     name="moe",
@@ -40,6 +41,8 @@ MOE = FusedOp(
         Parameter("expert_map", ("E",), ("i32",), role="weight", optional=True),
         # In which order each expert has the channels of x, whose groups were scattered (act-order).
         Parameter("gate_up_order", ("L", "H"), ("i32",), role="weight", optional=True),
+        Parameter("gate_up_scale_unit", ("L", "parts*I"), ("f32",), role="weight", optional=True),
+        Parameter("down_scale_unit", ("L", "H"), ("f32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(

@@ -9,7 +9,7 @@ from trtc.plugins.activations import activate, sigmoid
 from trtc.plugins.hadamard import hadamard_product
 from trtc.plugins.iq4 import values_of
 from trtc.plugins.moe.routing import Routing, route
-from trtc.plugins.products import scaled_product
+from trtc.plugins.products import scaled_product, scales_in_units
 from trtc.plugins.rounding import cast, dequantize_rows, quantize, quantize_rows
 from trtc.plugins.row_major import row_major, row_major_groups
 
@@ -38,6 +38,8 @@ def reference(
     expert_scale: Array | None,
     expert_map: Array | None,
     gate_up_order: Array | None,
+    gate_up_scale_unit: Array | None,
+    down_scale_unit: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     parts: int,
@@ -72,6 +74,10 @@ def reference(
         row_major_groups(values, layout)
         for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
     )
+    if gate_up_scale is not None and gate_up_scale_unit is not None:
+        gate_up_scale = scales_in_units(gate_up_scale, gate_up_scale_unit, weight_dtype)
+    if down_scale is not None and down_scale_unit is not None:
+        down_scale = scales_in_units(down_scale, down_scale_unit, weight_dtype)
     if weight_dtype == "iq4":
         gate_up, down = values_of(gate_up), values_of(down)
 

@@ -296,6 +296,7 @@ def gate_up(
     gate_up_zero,
     gate_up_input_scale,
     gate_up_bias,
+    gate_up_scale_unit,
     down_pre_scale,
     down_input_scale,
     experts,
@@ -358,6 +359,9 @@ def gate_up(
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, WIDTH, BLOCK_K, STAGES,
             E2M1, given_scale + pairs.to(tl.int64) * SCALES if SCALES > 1 else None, WEIGHTS_FIRST,
         )  # fmt: skip
+        if gate_up_scale_unit is not None:
+            units = gate_up_scale_unit + expert.to(tl.int64) * (PARTS * COLUMNS) + row
+            both = both * tl.load(units)[None, :]
         both = times_one_scale(both, given_scale, pairs, m < found, SCALES)
         if gate_up_input_scale is not None:
             both = both * tl.load(gate_up_input_scale + expert)
@@ -393,6 +397,7 @@ def down(
     down_zero,
     down_input_scale,
     down_bias,
+    down_scale_unit,
     experts,
     counts,
     members,
@@ -430,18 +435,18 @@ def down(
         m = tl.arange(0, BLOCK_M)
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         OPERAND: tl.constexpr = hidden.dtype.element_ty
+        column = tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS
         sums = product(
-            hidden + pairs.to(tl.int64) * DEPTH, m < found,
-            down, down_scale, down_zero,
-            tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
+            hidden + pairs.to(tl.int64) * DEPTH, m < found, down, down_scale, down_zero, column,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             E2M1, hidden_scale + pairs.to(tl.int64) * SCALES if SCALES > 1 else None, WEIGHTS_FIRST,
         )  # fmt: skip
+        if down_scale_unit is not None:
+            sums = sums * tl.load(down_scale_unit + column)[None, :]
         sums = times_one_scale(sums, hidden_scale, pairs, m < found, SCALES)
         if down_input_scale is not None:
             sums = sums * tl.load(down_input_scale + expert)
         if down_bias is not None:
-            column = expert.to(tl.int64) * COLUMNS + tl.minimum(n, COLUMNS - 1)
             sums += tl.load(down_bias + column)[None, :]
         at = pairs.to(tl.int64)[:, None] * COLUMNS + n[None, :]
         tl.store(results + at, sums, mask=(m < found)[:, None] & (n < COLUMNS)[None, :])

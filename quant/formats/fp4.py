@@ -27,7 +27,6 @@ from trtc.quant.scheme import (
 ACTIVATIONS = (
     "the target has no FP4 arithmetic: activations of NVFP4 weights are multiplied as they are"
 )
-EXPERTS = "NVFP4 weights of routed experts are stored as int8 in groups of 16, which is exact"
 WEIGHTS_ONLY = (
     "4-bit weights (MXFP4, NVFP4) whose activations are not of 4 bits are stored as int8, which is "
     "exact"
@@ -42,15 +41,12 @@ def is_expert(prefix: str) -> bool:
 
 def without_fp4(found: CheckpointQuantization) -> CheckpointQuantization:
     """For targets that have no FP4 arithmetic, but kernels for E2M1 weights: activations of NVFP4
-    stay as they are. Kernels of experts know E2M1 with E8M0 scales alone: others become int8."""
+    stay as they are."""
     linears, notes = {}, []
     for name, linear in found.linears.items():
         if linear.weight == "f4e2m1" and "input_scale" in linear.tensors:
             notes.append(ACTIVATIONS)
             linear = replace(linear, tensors=_without(linear, "input_scale"))
-        if linear.weight == "f4e2m1" and is_expert(name):
-            notes.append(EXPERTS)
-            linear = _as_int8(linear)
         linears[name] = linear
     return _changed(found, linears, notes)
 

@@ -299,6 +299,16 @@ def test_an_engine_of_e2m1_linears_is_its_graph(
     assert kernel in result["launched"]
 
 
+@pytest.mark.slow
+def test_an_engine_of_nvfp4_experts_is_its_graph(tmp_path: Path) -> None:
+    """Rounding to bf16 aside, and a router that is tipped by it."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "mlp_only_layers": [], "hidden_size": 64}
+    run = functools.partial(run_both, sm=90, native=True, **sizes)
+    result = in_interpreter(run, "qwen3_moe", "nvfp4_weights", str(tmp_path))
+    assert result["errors"][-2] < 0.03
+    assert "gate_up" in result["launched"] and "experts_e2m1" not in result["launched"]
+
+
 BY_ROW: dict[str, tuple[str, dict[str, Any]]] = {
     "int8_dynamic": ("qwen3_moe", {"num_hidden_layers": 1}),
     "int8_hadamard": (

@@ -289,12 +289,17 @@ def test_mxfp4_experts_of_a_published_size(gpu: Gpu, rng: np.random.Generator, r
 @pytest.mark.parametrize("rows", [4, 200, 700])
 @pytest.mark.parametrize(
     ("weight", "group", "layout"),
-    [("i4", 16, "row_major"), ("iq4", 16, "row_major"), ("i6", 128, "split")],
+    [
+        *(("i4", 16, "row_major"), ("iq4", 16, "row_major"), ("i6", 128, "split")),
+        ("f4e2m1", 16, "row_major"),
+    ],
 )
 def test_experts_of_4_and_6_bits(
     gpu: Gpu, rng: np.random.Generator, weight: str, group: int, layout: str, rows: int
 ) -> None:
-    call = moe_call(rng, Experts("bf16", weight, 512, 768, group, layout=layout), rows)
+    in_units = weight == "f4e2m1"
+    case = Experts("bf16", weight, 512, 768, group, layout=layout, units=in_units, words=in_units)
+    call = moe_call(rng, case, rows)
     variant = variant_for(call, rows, gpu)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 

@@ -30,7 +30,12 @@ from trtc.plugins.moe import cuda as moe  # noqa: E402
 
 CUDA_CASES = [
     *(
-        replace(case, layout="row_major", e8m0=case.weight == "f4e2m1")
+        replace(
+            case,
+            layout="row_major",
+            e8m0=case.weight == "f4e2m1" and not case.units,
+            words=case.units,
+        )
         for case in CASES
         if case.quant != "dynamic_i8"
     ),
@@ -42,6 +47,9 @@ CUDA_CASES = [
     Case("bf16", "i4", 256, 128, 128, layout="tiles", ordered=True),
     Case("bf16", "iq4", 256, 128, 32, layout="tiles"),
     Case("bf16", "i6", 256, 128, 128, layout="split"),
+    Case("bf16", "f4e2m1", 224, 176, 16, layout="row_major", units=True, words=True),
+    Case("bf16", "f4e2m1", 96, 160, 32, layout="row_major", units=True, words=True),
+    Case("bf16", "f4e2m1", 96, 48, 16, layout="row_major", e8m0=True),
 ]
 CALLS = [moe_call(np.random.default_rng(80 + i), case) for i, case in enumerate(CUDA_CASES)]
 IN_PAIRS, IN_BLOCKS = 0, -1  # variants
@@ -70,6 +78,7 @@ OF_A_RANK = [
     Case("bf16", "i4", 256, 128, 128, layout="tiles"),
     Case("bf16", "i4", 256, 128, 128, layout="tiles", ordered=True),
     Case("f32", "f4e2m1", 64, 32, 32, layout="row_major", e8m0=True, **GPT_OSS),
+    Case("bf16", "f4e2m1", 96, 48, 16, layout="row_major", units=True, words=True),
 ]
 
 
@@ -137,17 +146,19 @@ def test_experts_of_e2m1_have_any_number_of_rows_on_sm90() -> None:
 
 
 def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
-    """Sizes that are no whole tiles, or inputs that are rewritten first."""
+    """Sizes that are no whole tiles, inputs that are rewritten first, or scales in units."""
     for change in (
         {"hidden": 352},
         {"inner": 160},
         {"pre_scale": True},
         {"parts": 1, "activation": "relu2"},
+        {"group": 16, "e8m0": False, "units": True, "words": True},
     ):
-        kwargs: dict[str, Any] = {"hidden": 320, "inner": 192} | GPT_OSS | change
+        kwargs: dict[str, Any] = {"hidden": 320, "inner": 192, "group": 32, "e8m0": True}
+        kwargs |= GPT_OSS | change
         if change.get("parts") == 1:
             kwargs |= {"limit": 0.0, "up_offset": 0.0}
-        case = Case("bf16", "f4e2m1", group=32, layout="row_major", e8m0=True, **kwargs)
+        case = Case("bf16", "f4e2m1", layout="row_major", **kwargs)
         call = moe_call(np.random.default_rng(0), case)
         assert not any(entries_of(call, variant) for variant in range(len(lowered(call))))
 

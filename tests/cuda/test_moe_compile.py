@@ -16,10 +16,13 @@ from trtc.plugins.moe import cuda as moe  # noqa: E402
 
 
 def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
-    """4-bit weights are in tiles, or in rows where their groups are of another size than 128."""
+    """4-bit weights are in tiles, or in rows where their groups are of another size than 128, as
+    those of E2M1, whose scales have units."""
     group = group or (128 if weight == "i4" else 0)
     names = ["gate_up_scale", "down_scale"] if weight != "bf16" else []
     names += ["gate_up_input_scale", "down_input_scale"] if quant != "none" else []
+    bytes_of = dict.fromkeys(names, "u8") if weight == "f4e2m1" else {}
+    names += [f"{name}_unit" for name in bytes_of]
     return Site(
         dtypes={
             "x": "bf16",
@@ -27,6 +30,7 @@ def moe_site(sm: int, weight: str, quant: str = "none", group: int = 0) -> Site:
             **dict.fromkeys(("gate_up", "down"), {"iq4": "u4", "i6": "u8"}.get(weight, weight)),
             "out": "bf16",
             **dict.fromkeys(names, "f32"),
+            **bytes_of,
         },
         strides={"x": 2048, "router_logits": 128, "out": 2048},
         axes={"E": 128, "L": 128, "H": 2048, "I": 768},
@@ -65,7 +69,9 @@ def test_experts_compile(sm: int) -> None:
     assert entries == ["route", "gather", "gate_up", "down", "combine"]
 
 
-@pytest.mark.parametrize(("weight", "group"), [("i4", 32), ("iq4", 16), ("i6", 128)])
+@pytest.mark.parametrize(
+    ("weight", "group"), [("i4", 32), ("iq4", 16), ("f4e2m1", 16), ("i6", 128)]
+)
 def test_experts_in_groups_compile_for_wgmma(weight: str, group: int) -> None:
     (variant,) = moe.lower(moe_site(90, weight, group=group))[-1:]
     _, down = compiled(variant, 90, PRODUCTS)
@@ -106,6 +112,12 @@ def gpt_oss_site(sm: int) -> Site:
         limits=LIMITS,
         sm=sm,
     )
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_experts_of_e2m1_in_units_compile(sm: int) -> None:
+    for kernel in compiled(together(moe.lower(moe_site(sm, "f4e2m1", group=16))), sm, PRODUCTS):
+        assert b"mma" in kernel.ptx
 
 
 @pytest.mark.parametrize("sm", SMS)

@@ -324,6 +324,39 @@ def test_fp4_weights_keep_four_bits(name: str, tmp_path: Path) -> None:
     assert error < 4e-3, f"{error:.2e} of the logits' power"
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_modelopt", "nvfp4_weights"])
+def test_nvfp4_experts_keep_four_bits(name: str, tmp_path: Path) -> None:
+    """Gate, up and down of every expert have f32 scales of their own."""
+    sizes = {"moe_intermediate_size": 64, "num_hidden_layers": 1, "mlp_only_layers": []}
+    quantized, plain = quantized_pair(name, tmp_path, "qwen3_moe", EXPERTS, **sizes)
+    request = BuildRequest(str(quantized), tmp_path / "engine", max_seq_len=64, exact_weights=True)
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
+    assert result.manifest.scheme.name == "nvfp4_weights"
+    weights = read_plan(result.path / "plan.json").weights
+    stored = load_file(plain / "model.safetensors")
+    size = sum(one.numel() for key, one in stored.items() if ".experts." in key)
+    assert sum(one.bytes for one in weights if one.layout == "packed_f4e2m1") == size // 2
+    scales = [one for one in weights if "experts" in one.name and "scale.packed" in one.name]
+    assert {one.dtype for one in scales} == {"u8"}
+    assert sum(one.bytes for one in scales) == size // 16
+    # The target makes the lm_head int8.
+    others = sum(one.bytes for one in weights if not one.name.startswith("lm_head"))
+    head = 2 * stored["lm_head.weight"].numel()
+    tried = dry_run(request)
+    assert tried.weights == pytest.approx(others + head, rel=0.05)
+    reasons = {verdict.target: verdict.reason for verdict in tried.verdicts}
+    assert reasons["cpu"] == "" == reasons["cuda:sm_90"]
+    refused = "" if name == "nvfp4_weights" else "routed experts cannot have FP4 weights"
+    assert refused in reasons["tensorrt-rtx:sm_120"]
+    assert bool(reasons["tensorrt-rtx:sm_120"]) == bool(refused)
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = expected_logits(name, plain, ids.tolist())
+    # By the median token: an undecided router may choose another expert for some.
+    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
+    assert np.median(errors) < 4e-3, f"{np.median(errors):.2e} of the logits' power"
+
+
 def most_error(name: str) -> float:
     """Share of the logits' power. In bf16 numbers that lie between two codes go to either."""
     return 4e-2 if name in ROUNDED else 2e-3
@@ -388,6 +421,7 @@ EXPERTS = r".*\.experts\.\d+\..*_proj"
         ("mxfp4", EXPERTS),
         ("mxfp4", r".*_proj(_with_mqa)?"),
         ("nvfp4", r".*_proj(_with_mqa)?"),
+        ("nvfp4_modelopt", EXPERTS),
     ],
 )
 def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path) -> None:

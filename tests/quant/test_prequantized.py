@@ -187,16 +187,18 @@ def test_nvfp4_keeps_its_weights_where_there_is_no_fp4_arithmetic(modelopt: bool
     assert "no FP4 arithmetic" in narrow.notes[0]
 
 
-def test_nvfp4_experts_are_int8_where_there_is_no_fp4_arithmetic() -> None:
+def test_nvfp4_experts_keep_their_weights_where_there_is_no_fp4_arithmetic() -> None:
     q, exact_q = nvfp4_linear(Q, 24, 64)
     up, exact_up = nvfp4_linear(MXFP4_EXPERT, 24, 64, seed=1)
     tensors = {**q, **up}
     found = without_fp4(read(nvfp4_with_inputs(), tensors))
     np.testing.assert_allclose(dequantized(found, Q, tensors), exact_q, rtol=1e-6)
     np.testing.assert_allclose(dequantized(found, MXFP4_EXPERT, tensors), exact_up, rtol=1e-6)
-    assert set(found.linears[MXFP4_EXPERT].tensors) == {"weight", "weight_scale"}
-    assert (found.scheme.name, found.scheme.weight) == ("mixed", "f4e2m1")
-    assert [note.split()[0] for note in found.notes] == ["the", "NVFP4"]
+    for linear in found.linears.values():
+        assert set(linear.tensors) == {"weight", "weight_scale", "weight_scale_2"}
+    assert (found.scheme.name, found.scheme.activation) == ("nvfp4_weights", "bf16")
+    (note,) = found.notes
+    assert "no FP4 arithmetic" in note
 
 
 def test_nvfp4_without_activations_is_int8_where_e2m1_is_multiplied_by_e2m1() -> None:

@@ -325,6 +325,21 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             hadamard=64,
             out_dtype="bf16",
         ),
+        _site(
+            "moe",
+            {"E": 8, "L": 8, "H": WIDTH, "I": WIDTH},
+            _bf16("x", "out")
+            | {"gate_up": "f4e2m1", "down": "f4e2m1", "router_logits": "f32"}
+            | {"gate_up_scale": "u8", "down_scale": "u8"}
+            | {"gate_up_scale_unit": "f32", "down_scale_unit": "f32"},
+            I=WIDTH,
+            top_k=2,
+            renormalize=1,
+            activation="silu",
+            weight_dtype="f4e2m1",
+            group_size=16,
+            out_dtype="bf16",
+        ),
     ),
     "paged_attention": (
         _site(

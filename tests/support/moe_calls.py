@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import random_array
@@ -13,6 +14,8 @@ from trtc.plugins.compact import compact_scales
 from trtc.plugins.gpu.lowering import ONE, Collective, Extent, Gemm, Launch, Site, Variant
 from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.op import MOE
+
+Array = NDArray[Any]
 
 ROWS, EXPERTS = 40, 5
 _ALIGNED = 8
@@ -36,6 +39,10 @@ class Case:
     inner: int
     group: int = 0
     e8m0: bool = False
+    units: bool = False
+    """Scales are E4M3, with a unit a row."""
+    words: bool = False
+    """Rows of scales are whole words, as those of E8M0."""
     zero: bool = False
     quant: str = "none"
     hadamard: int = 0
@@ -63,7 +70,8 @@ class Case:
         gate = "-gateless" if self.parts == 1 else ""
         ordered = "-ordered" * self.ordered
         turned = f"-hadamard{self.hadamard}" if self.hadamard else ""
-        return f"{self.x}x{self.weight}-{self.quant}{turned}-{self.layout}{router}{gate}{ordered}"
+        weight = f"{self.weight}{'-units' * self.units}"
+        return f"{self.x}x{weight}-{self.quant}{turned}-{self.layout}{router}{gate}{ordered}"
 
 
 GPT_OSS: dict[str, Any] = {
@@ -100,6 +108,10 @@ CASES = [
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),
     Case("bf16", "f4e2m1", 96, 64, 32, **GPT_OSS),
     Case("f32", "f4e2m1", 64, 32, 32, layout="row_major"),
+    Case("bf16", "f4e2m1", 96, 48, 16, units=True, **GPT_OSS),
+    Case("bf16", "f4e2m1", 96, 64, 16, units=True, quant="dynamic_i8"),
+    Case("bf16", "f4e2m1", 80, 48, 16, units=True, quant="dynamic_i8", layout="row_major"),
+    Case("f32", "f4e2m1", 64, 48, 16, units=True, pre_scale=True, **GATELESS),
     Case("f32", "f32", 16, 12, router="sigmoid", choice_bias=True, shared=True),
     Case("f32", "f32", 16, 12, router="sigmoid", shared=True, shared_gate=True, residual=False),
     Case("f32", "f32", 16, 12, router="weighs inputs", top_k=1, renormalize=0, shared=True),
@@ -134,21 +146,12 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         if case.layout == "compact":
             inputs[f"{name}_scale"] = compact_scales(weight)
         elif case.weight not in ("f32", "bf16"):
-            scales = random_scales(
-                rng,
-                case.experts,
-                columns,
-                depth=depth,
-                group=case.group,
-                dtype=case.weight,
-                x_dtype="",
-            )
-            if case.e8m0:
-                # Powers of two that undo the size of a sum; rows of whole words.
-                shape = (*scales.shape[:-1], -(-scales.shape[-1] // 4) * 4)
-                middle = 127 - round(np.log2(2 * depth**0.5))
-                scales = rng.integers(middle - 1, middle + 2, shape).astype(np.uint8)
+            scales = _scales(rng, case, columns, depth)
             inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
+        if case.units:
+            # They undo most of the size of the numbers of E4M3, and that of a sum.
+            units = 2.0 ** -rng.integers(5, 9, (case.experts, columns)).astype(np.float32)
+            inputs[f"{name}_scale_unit"] = units / np.float32(depth**0.5)
         if case.zero:
             zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
             inputs[f"{name}_zero"] = stored_groups(zeros, case.layout)
@@ -183,6 +186,22 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         "out_dtype": case.x,
     }
     return KernelCall(MOE, attributes, inputs)
+
+
+def _scales(rng: np.random.Generator, case: Case, columns: int, depth: int) -> Array:
+    """[experts, columns, groups]."""
+    scales = random_scales(
+        rng, case.experts, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
+    )
+    shape = scales.shape
+    if case.e8m0 or case.words:
+        shape = (*shape[:-1], -(-shape[-1] // 4) * 4)
+    if case.e8m0:
+        # Powers of two that undo the size of a sum.
+        middle = 127 - round(np.log2(2 * depth**0.5))
+        return rng.integers(middle - 1, middle + 2, shape).astype(np.uint8)
+    # Of E4M3 every number that is not negative.
+    return rng.integers(0, 127, shape).astype(np.uint8) if case.units else scales
 
 
 def _of_router_and_shared(rng: np.random.Generator, case: Case, rows: int) -> dict[str, Any]:

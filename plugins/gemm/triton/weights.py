@@ -1,8 +1,9 @@
 """Triton functions that multiply with weights of any type.
 
 Every number of 4, 6 and 8 bits is exact in bf16: a sum of products is as exact as with the weights
-themselves. Scales multiply sums, a group of channels at a time; those of E2M1 weights are powers of
-two, which multiply the weights themselves.
+themselves. Scales multiply sums, a group of channels at a time; those of E2M1 weights may multiply
+the weights themselves, which is exact in bf16 as well: E8M0 are powers of two, and E4M3 has four
+bits where E2M1 has two.
 """
 
 import math
@@ -21,8 +22,8 @@ _MIN_GROUP = 16
 _MIN_DEPTH = 32
 """Channels of a block: with 16, products by `mma` of weights that were narrower than bf16 are wrong
 (Triton 3.6 and 3.7, seen on sm_90)."""
-E2M1_GROUP = tl.constexpr(32)
-"""E2M1 weights that share a scale."""
+_E2M1_GROUPS = (16, 32)
+"""E2M1 weights that share a scale which multiplies them."""
 IQ4_CODES = tl.constexpr(2)
 """The value of NIBBLES for codes of plugins/iq4.py."""
 SIX_BITS = tl.constexpr(3)
@@ -139,7 +140,7 @@ def weight_constants(
     weight, group = str(attributes["weight_dtype"]), int(attributes["group_size"])
     nibbles = _SPECIAL.get(weight, int(weight in ("i4", "u4")))
     if weight == "f4e2m1":
-        nibbles = (E2M1_UNITS if has_unit else E2M1_POWERS).value
+        nibbles = _scales_of_e2m1(has_unit)
     return {
         "GROUP": group,
         "NIBBLES": nibbles,
@@ -149,21 +150,29 @@ def weight_constants(
     }
 
 
-def e2m1_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
+def e2m1_constants(
+    attributes: Mapping[str, int | float | str], most: int, *, has_unit: bool
+) -> dict[str, int]:
     """The same of a `product` of E2M1 weights whose scales do not divide sums: `e2m1_tile`.
 
     Raises:
-        UnsupportedError: groups of another size than E2M1_GROUP.
+        UnsupportedError: groups of another size than _E2M1_GROUPS.
     """
     group = int(attributes["group_size"])
-    if group != E2M1_GROUP.value:
+    if group not in _E2M1_GROUPS:
         raise UnsupportedError(
-            f"{group} E2M1 weights share a scale, and kernels know {E2M1_GROUP.value}",
+            f"{group} E2M1 weights share a scale, and kernels know {_E2M1_GROUPS}",
             field="group_size",
         )
     # Scales come four at a time.
-    depth = _depth_block(4 * group, most)
-    return {"GROUP": group, "NIBBLES": 0, "SIGNED": False, "TILES": False, "BLOCK_K": depth}
+    depth, nibbles = _depth_block(4 * group, most), _scales_of_e2m1(has_unit)
+    return {"GROUP": group, "NIBBLES": nibbles, "SIGNED": False, "TILES": False, "BLOCK_K": depth}
+
+
+def _scales_of_e2m1(has_unit: bool) -> int:
+    """The value of NIBBLES."""
+    scales: int = (E2M1_UNITS if has_unit else E2M1_POWERS).value
+    return scales
 
 
 def _depth_block(group_size: int, most: int) -> int:
@@ -213,7 +222,8 @@ def product(
             E2M1_UNITS: E2M1, and how bytes are scales.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
-        E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
+        E2M1: nibbles are E2M1, and bytes of weight_scale, row-major in whole words, multiply them:
+            `e2m1_tile`.
         x_scales: [BLOCK_M] addresses of the scales of each row of x, one for each GROUP; None: x
             has none.
         WEIGHTS_FIRST: the weights are the first operand of the tensor cores, which WGMMA takes from
@@ -232,7 +242,9 @@ def product(
             inside = inside & (k < DEPTH)[None, :]
         x_tile = tl.load(x_rows[:, None] + k[None, :], mask=inside, other=0.0).to(OPERAND)
         if E2M1:
-            tile = e2m1_tile(weight, weight_scale, column, begin, DEPTH, BLOCK_K, OPERAND)
+            tile = e2m1_tile(
+                weight, weight_scale, column, begin, DEPTH, GROUP, NIBBLES, BLOCK_K, OPERAND
+            )
         else:
             zeros = None
             if weight_zero is not None:
@@ -442,7 +454,7 @@ def group_scales(
 
 @triton.jit
 def e8m0_scale(byte):
-    """The powers of two f32 that exponents are; that of 0 is a subnormal."""
+    """The powers of two f32 that exponents are; that of 0 is a subnormal, of bf16 as well."""
     bits = tl.maximum(byte.to(tl.int32) << 23, 0x400000)
     return bits.to(tl.float32, bitcast=True)
 
@@ -470,10 +482,13 @@ def e2m1_tile(
     column,
     begin,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    NIBBLES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    """Channels begin ... begin + BLOCK_K of some rows of E2M1 weights, times 2^(scale - 127).
+    """Channels begin ... begin + BLOCK_K of some rows of E2M1 weights, times their scales, which
+    NIBBLES says what they are.
 
     Both are row-major; rows of scales are whole words, of four groups each, and BLOCK_K divides a
     word's channels. Returns as `weight_tile`.
@@ -486,7 +501,8 @@ def e2m1_tile(
         packed = tl.load(addresses)
     else:
         packed = tl.load(addresses, mask=(at < DEPTH // 2)[None, :], other=0)
-    factor = e8m0_factors(scales, column, begin, DEPTH, BLOCK_K).to(OPERAND)
+    byte = bytes_of_words(scales, column, begin, DEPTH, GROUP, BLOCK_K)
+    factor = (e4m3_scale(byte) if NIBBLES == E2M1_UNITS else e8m0_scale(byte)).to(OPERAND)
     PARTS: tl.constexpr = factor.shape[1]
     spread = tl.broadcast_to(factor[:, :, None], BLOCK_N, PARTS, WIDTH // PARTS)
     spread = tl.reshape(spread, BLOCK_N, WIDTH)
@@ -499,17 +515,17 @@ def e2m1_tile(
 
 
 @triton.jit
-def e8m0_factors(scales, column, begin, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_N, groups of the block] f32."""
-    WORD: tl.constexpr = 4 * E2M1_GROUP
+def bytes_of_words(
+    scales, column, begin, DEPTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """[BLOCK_N, groups of the block] i32."""
+    WORD: tl.constexpr = 4 * GROUP
     WORDS: tl.constexpr = (DEPTH + WORD - 1) // WORD
     # Loads of words can be on their way while a block before is multiplied, those of bytes not.
     at = scales.to(tl.pointer_type(tl.int32)) + column * WORDS + begin // WORD
     word = tl.load(at[:, None] + tl.arange(0, 1)[None, :])
-    byte = begin // E2M1_GROUP % 4 + tl.arange(0, BLOCK_K // E2M1_GROUP)
-    exponent = (word >> (byte * 8)[None, :]) & 255
-    # An exponent of 0 is a subnormal of f32, and of bf16 as well.
-    return tl.maximum(exponent << 23, 0x400000).to(tl.float32, bitcast=True)
+    byte = begin // GROUP % 4 + tl.arange(0, BLOCK_K // GROUP)
+    return (word >> (byte * 8)[None, :]) & 255
 
 
 @triton.jit

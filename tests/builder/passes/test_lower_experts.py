@@ -98,7 +98,7 @@ def test_one_node_by_hand(renormalize: int, weighs_inputs: int, activation: str)
     nothing: dict[str, Any] = dict.fromkeys(
         f"{which}_{part}"
         for which in ("gate_up", "down")
-        for part in ("scale", "zero", "input_scale", "pre_scale", "bias")
+        for part in ("scale", "zero", "input_scale", "pre_scale", "bias", "scale_unit")
     )
     nothing |= dict.fromkeys(
         ("residual", "choice_bias", "shared", "shared_gate", "expert_scale", "expert_map")

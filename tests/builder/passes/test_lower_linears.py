@@ -169,7 +169,37 @@ def test_exponents_stay_bytes_without_a_unit() -> None:
     assert "scale_unit" not in inputs
 
 
-@pytest.mark.parametrize("kind", [Tiny("nvfp4_weights"), Tiny("mxfp4_weights")], ids=str)
+def test_experts_have_e4m3_scales_as_bytes_in_a_unit_a_row() -> None:
+    kind = Tiny("nvfp4_weights", experts=3, layers=1)
+    module, reader = tiny(kind)
+    (moe,) = nodes(module, "moe")
+    inputs, settings = given(moe), attributes(moe)
+    assert (settings["weight_dtype"], settings["group_size"]) == ("f4e2m1", GROUP)
+    for name, linears in (("gate_up", ("gate", "up")), ("down", ("down",))):
+        assert dtype_of(module, inputs[f"{name}_scale"]) == "u8"
+        units = module.recipes[inputs[f"{name}_scale_unit"]].load(reader)
+        scales = module.recipes[inputs[f"{name}_scale"]].load(reader)
+        for expert in range(3):
+            stored = [f"layers.0.experts.{expert}.{linear}.weight_scale" for linear in linears]
+            bits = np.concatenate([reader.read(f"{one}.q").view(np.uint8) for one in stored])
+            np.testing.assert_array_equal(scales[expert], bits)
+            of_tensors = [float(reader.read(f"{one}_2.q")) for one in stored]
+            assert len(set(of_tensors)) == len(linears)
+            rows = np.repeat(np.array(of_tensors, np.float32), len(bits) // len(linears))
+            np.testing.assert_array_equal(units[expert], rows)
+    reader.tensors["layers.0.experts.1.up.weight_scale.q"][3, 0] = np.nan
+    with pytest.raises(CheckpointError, match="a group's scale is NaN"):
+        module.recipes[inputs["gate_up_scale"]].load(reader)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Tiny("nvfp4_weights"), Tiny("mxfp4_weights")),
+        *(Tiny("nvfp4_weights", experts=4), Tiny("mxfp4_weights", experts=4)),
+    ],
+    ids=str,
+)
 def test_packed_e2m1_weights_are_the_same(kind: Tiny) -> None:
     module, reader = tiny(kind)
     old, _ = run_passes(module, NATIVE_PASSES)

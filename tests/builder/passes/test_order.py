@@ -58,6 +58,7 @@ NARROW = [
     Tiny("int4_gptq", scattered="q k v gate up down", bias=True),
     Tiny("int4_gptq", scattered="down", bias=True, gemma=True),
     Tiny("nvfp4_weights", bias=True),
+    Tiny("nvfp4_weights", experts=4),
     Tiny("mxfp4_weights", fused=True),
 ]
 

@@ -21,6 +21,7 @@ from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
         Tiny("int4_awq", zero_points=True),
         Tiny("int4_awq", experts=4),
         Tiny("nvfp4_weights"),
+        Tiny("nvfp4_weights", experts=4),
         Tiny("mxfp4_weights"),
     ],
     ids=str,
@@ -40,7 +41,7 @@ def test_4_bit_weights_get_int8_activations(kind: Tiny) -> None:
     assert_unchanged(SELECT_CPU_ACTIVATION, new)
 
 
-def test_experts_of_e2m1_keep_the_graphs_activations() -> None:
+def test_experts_of_e8m0_scales_keep_the_graphs_activations() -> None:
     old, _ = before(SELECT_CPU_ACTIVATION, Tiny("mxfp4_weights", experts=4))
     new, changed = SELECT_CPU_ACTIVATION(old)
     assert changed

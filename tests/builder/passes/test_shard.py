@@ -280,6 +280,18 @@ def test_ranks_have_the_orders_of_their_experts() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("ep", "gate_up", "down"), [(True, 128, 32), (False, 64, 32)])
+def test_ranks_have_the_units_of_their_rows(ep: bool, gate_up: int, down: int) -> None:
+    kind = Tiny("nvfp4_weights", experts=4)
+    whole, sharded, reader = both(kind, ep=ep)
+    for moe in nodes(sharded, "moe"):
+        experts = 2 if ep else 4
+        assert shape_of(sharded, given(moe)["gate_up_scale_unit"]) == (experts, gate_up)
+        assert shape_of(sharded, given(moe)["down_scale_unit"]) == (experts, down)
+    exact_module, exact_reader = tiny(replace(kind, dtype="f32"))
+    assert_as_near(logits(exact_module, exact_reader), whole, sharded, reader)
+
+
 def test_sums_of_one_term_are_equal_to_the_bit() -> None:
     """Every row of o and down has one weight that is not zero: no order of adding can show."""
 

@@ -8,6 +8,7 @@ import pytest
 from tests.builder.passes.tiny import (
     Hand,
     Loose,
+    Tensors,
     Tiny,
     assert_unchanged,
     attributes,
@@ -118,7 +119,9 @@ def test_every_expert_is_tiled_by_itself() -> None:
     assert np.array_equal(found, expected)
 
 
-def test_scales_of_e2m1_experts_get_rows_of_whole_words() -> None:
+@pytest.mark.parametrize(("group", "behind"), [(32, 127), (16, 0)], ids=["E8M0", "E4M3"])
+def test_scales_of_e2m1_experts_get_rows_of_whole_words(group: int, behind: int) -> None:
+    """What is behind the last is a number: kernels multiply it with zeros."""
     hand, hidden, width = Hand(), 96, 32
     rng = np.random.default_rng(3)
     shapes = {"gate_up": (EXPERTS, 2 * width, hidden), "down": (EXPERTS, hidden, width)}
@@ -128,20 +131,27 @@ def test_scales_of_e2m1_experts_get_rows_of_whole_words() -> None:
     }
     for name, shape in shapes.items():
         codes = rng.normal(size=shape).astype(NUMPY_DTYPES["f4e2m1"])
-        scales = rng.integers(120, 128, (*shape[:2], shape[2] // 32)).astype(np.uint8)
-        for key, values, dtype in ((name, codes, "f4e2m1"), (f"{name}_scale", scales, "u8")):
+        scales = rng.integers(120, 127, (*shape[:2], shape[2] // group)).astype(np.uint8)
+        weights = {name: (codes, "f4e2m1"), f"{name}_scale": (scales, "u8")}
+        if group == 16:
+            units = rng.uniform(1e-4, 2e-4, shape[:2]).astype(np.float32)
+            weights[f"{name}_scale_unit"] = (units, "f32")
+        for key, (values, dtype) in weights.items():
             recipe = Constant(values)
             inputs[key] = hand.weight(key, *values.shape, dtype=dtype, recipe=recipe)
     out = hand.node(
         "moe", "moe", [inputs.get(one.name) for one in MOE.inputs], "T", hidden, I=width,
-        top_k=2, renormalize=1, activation="silu", group_size=32, weight_dtype="f4e2m1",
+        top_k=2, renormalize=1, activation="silu", group_size=group, weight_dtype="f4e2m1",
         layout="row_major", act_quant="none", out_dtype="f32",
     )  # fmt: skip
     old = hand.module(out)
     new, changed = run_passes(old, [Loose(TILE_WEIGHTS)])
     assert changed
     given_scales = [one for one in new.model.graph.initializer if one.name.endswith(".words")]
-    assert sorted(list(one.dims) for one in given_scales) == [[3, 64, 4], [3, 96, 4]]
+    wide = 4 if group == 32 else 8
+    assert sorted(list(one.dims) for one in given_scales) == [[3, 64, wide], [3, 96, 4]]
+    for scales in given_scales:
+        assert (new.recipes[scales.name].load(Tensors())[..., -1] == behind).all()
     data = {
         "x": rng.normal(size=(5, hidden)).astype(np.float32),
         "logits": rng.normal(size=(5, EXPERTS)).astype(np.float32),
