@@ -23,12 +23,13 @@ from trtc.plugins.gemm.mixed_input_tactics import (
     Weight,
     few_tactics,
     more_tactics,
+    scaled_tactics,
     shared_bytes,
     widen_from,
 )
 from trtc.plugins.gemm.tiling import integer_macros
 from trtc.plugins.gemm.triton.mixed_input import multiply_mixed_input, widen_weight
-from trtc.plugins.gemm.triton.weights import weight_constants
+from trtc.plugins.gemm.triton.weights import e2m1_constants, weight_constants
 from trtc.plugins.gpu.lowering import (
     DIMS,
     NEXT_WEIGHT,
@@ -49,6 +50,9 @@ from trtc.protos.errors import UnsupportedError
 _WIDE = "wide_weight"
 """Scratch buffer: bf16 [N, K]."""
 _WIDEN_ROWS = 64
+_SMALL_GROUP = 16
+"""Channels of E2M1 that share a scale, for which a product of their own is too small: their scales
+multiply the weights, which is exact in bf16."""
 _FEW_PARAMETERS = (
     "x",
     "norm_weight",
@@ -215,8 +219,9 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
 
 def _more(site: Site) -> Iterator[Variant]:
     """multiply_mixed_input, by ascending rows."""
-    columns = site.axes["N"]
-    for more in more_tactics(site.sm, columns, site.dtypes["x"]):
+    columns, constants = site.axes["N"], _product_constants(site)
+    tactics = scaled_tactics if constants["E2M1"] else more_tactics
+    for more in tactics(site.sm, columns, site.dtypes["x"]):
         launch = scratch_launch(
             site,
             multiply_mixed_input,
@@ -230,7 +235,7 @@ def _more(site: Site) -> Iterator[Variant]:
                 "OUT_STRIDE": site.strides["out"],
                 "RESIDUAL_STRIDE": site.strides.get("residual", 0),
                 "SOFTCAP": float(site.attributes["softcap"]),
-                **_weight_constants(site),
+                **constants,
                 "BLOCK_M": more.block_m,
                 "BLOCK_N": more.block_n,
                 "STAGES": more.num_stages,
@@ -299,8 +304,22 @@ def _widened(site: Site) -> Variant:
 
 
 def _weight_constants(site: Site) -> dict[str, int]:
-    most = 32 if site.dtypes["x"] == "f32" else CHANNELS
-    return weight_constants(site.attributes, most, has_unit=site.has("scale_unit"))
+    return weight_constants(site.attributes, _most_depth(site), has_unit=site.has("scale_unit"))
+
+
+def _product_constants(site: Site) -> dict[str, int]:
+    """The same of what multiplies tiles of weights, with whether scales multiply the weights."""
+    small = int(site.attributes["group_size"]) == _SMALL_GROUP
+    in_words = site.axes["K"] % (4 * _SMALL_GROUP) == 0
+    if small and in_words and site.attributes["weight_dtype"] == "f4e2m1":
+        has_unit, most = site.has("scale_unit"), _most_depth(site)
+        return {**e2m1_constants(site.attributes, most, has_unit=has_unit), "E2M1": True}
+    return {**_weight_constants(site), "E2M1": False}
+
+
+def _most_depth(site: Site) -> int:
+    """Channels that a program may multiply at once."""
+    return 32 if site.dtypes["x"] == "f32" else CHANNELS
 
 
 def _group(site: Site) -> int:

@@ -38,13 +38,15 @@ def multiply_mixed_input(
     NIBBLES: tl.constexpr,
     SIGNED: tl.constexpr,
     TILES: tl.constexpr,
+    E2M1: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """SCALES: of a row of x, in row_scale; more than one are of the weight's groups."""
+    """SCALES: of a row of x, in row_scale; more than one are of the weight's groups. E2M1: as of
+    `product`."""
     launch_dependents(OVERLAPS)
     num_rows = tl.load(dims + COUNT)
     wait_for_inputs(OVERLAPS)
@@ -62,7 +64,7 @@ def multiply_mixed_input(
         total = product(
             x + row.to(tl.int64) * X_STRIDE, is_row, weight, weight_scale, weight_zero, column,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-            x_scales=x_scales,
+            E2M1, x_scales,
         )  # fmt: skip
         if scale_unit is not None:
             total = total * tl.load(scale_unit + column)[None, :]
