@@ -23,7 +23,6 @@ from trtc.plugins.gemm.mixed_input_tactics import (
     Weight,
     few_tactics,
     more_tactics,
-    scaled_tactics,
     shared_bytes,
     widen_from,
 )
@@ -220,8 +219,7 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
 def _more(site: Site) -> Iterator[Variant]:
     """multiply_mixed_input, by ascending rows."""
     columns, constants = site.axes["N"], _product_constants(site)
-    tactics = scaled_tactics if constants["E2M1"] else more_tactics
-    for more in tactics(site.sm, columns, site.dtypes["x"]):
+    for more in more_tactics(site.sm, columns, site.dtypes["x"]):
         launch = scratch_launch(
             site,
             multiply_mixed_input,

@@ -173,21 +173,6 @@ def more_tactics(sm: int, columns: int, x_dtype: str) -> tuple[More, ...]:
     )
 
 
-_MANY_COLUMNS = 16384
-"""From so many on there are programs enough with twice as many columns each."""
-
-
-def scaled_tactics(sm: int, columns: int, x_dtype: str) -> tuple[More, ...]:
-    """The same where scales multiply E2M1 weights: fewer columns a program, of which there are
-    hardly enough (H200, sizes of an 8B model)."""
-    *_, last = more_tactics(sm, columns, x_dtype)
-    if x_dtype == "f32" or not ARCHS[sm].has_large_shared:
-        return more_tactics(sm, columns, x_dtype)
-    if columns >= _MANY_COLUMNS:
-        return (More(16, 16, 32, 2, 5), More(32, 32, 32, 4, 4), More(64, 64, 64, 4, 3), last)
-    return (More(16, 16, 16, 2, 4), More(32, 32, 32, 4, 4), More(64, 64, 32, 4, 4), last)
-
-
 def widen_from(columns: int) -> int:
     """Rows from which dequantising the weight once is faster than in every tile of rows (H200).
 

@@ -145,8 +145,15 @@ def test_delta_nets_by_channel_of_a_real_size(
     assert_steps_agree(gpu, Deltas(*shape, by_channel=True))
 
 
-@pytest.mark.parametrize("shape", LARGE_WRITTEN_TWICE, ids=lambda shape: shape[0])
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "alike"),
+    [
+        *((shape, False) for shape in LARGE_WRITTEN_TWICE),
+        # In bf16 what is left of keys alike is as small as the roundings of their products.
+        *((shape, True) for shape in LARGE_WRITTEN_TWICE if shape[0] == "f32"),
+    ],
+    ids=str,
+)
 def test_delta_nets_with_negative_eigenvalues_of_a_real_size(
     gpu: Gpu, shape: tuple[str, int, int, int, int, int], alike: bool
 ) -> None:
@@ -170,12 +177,13 @@ def test_recurrences_of_a_rank_leave_out_the_norm(gpu: Gpu, shape: ssm_calls.Sha
             run_lowered(call, run=gpu.run, sm=gpu.sm, variant=variant),
             call.reference(),
         )
-        np.testing.assert_allclose(found["squares"], expected["squares"], rtol=1e-3)
-        # As large as they are with their norm, which the operator's tolerance is for.
-        width = expected["out"].shape[1]
-        root = np.sqrt(expected["squares"] / width)
-        actual, reference = (one["out"].astype(np.float32) / root for one in (found, expected))
         tolerance = call.op.tolerances[shape[0]]
+        squares = expected["squares"]
+        np.testing.assert_allclose(found["squares"], squares, rtol=2 * tolerance.relative)
+        # As large as they are with their norm, which the operator's tolerance is for.
+        width = expected["out"].shape[1] // squares.shape[1]
+        root = np.repeat(np.sqrt(squares / width), width, axis=1)
+        actual, reference = (one["out"].astype(np.float32) / root for one in (found, expected))
         np.testing.assert_allclose(actual, reference, tolerance.relative, tolerance.absolute)
 
 
