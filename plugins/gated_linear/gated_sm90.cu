@@ -19,6 +19,7 @@
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/tensor_map.cuh"
+#include "gpu/turn.cuh"
 
 namespace trtc {
 
@@ -44,19 +45,6 @@ struct Shared {
   TensorMap maps[2];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
-
-// Which stage a step goes through, and the parity of its turn there.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // The tiles of a cluster, one after another. All are numbered down GROUP tiles before the next
 // columns: clusters that run at the same time then share rows of x and of the weight in L2.
@@ -102,7 +90,7 @@ __device__ inline Maps make_maps(Shared& shared, TensorMap* maps, const E4m3* x,
 }
 
 __device__ inline void produce(Shared& shared, const Maps& maps, int num_rows, int rank) {
-  Turn turn;
+  Turn<STAGES> turn;
   for (Tiles tiles(num_rows); tiles.inside(); tiles.advance()) {
     const int row = tiles.row() + rank * kTileRows;
     const int weight_row = tiles.column() + rank * I;
@@ -217,7 +205,7 @@ __device__ inline void consume(Shared& shared, const Output& output, int rank) {
   const int group = __shfl_sync(~0u, thread / 128, 0);  // the same for all lanes, and known to be
   const int first_row = rank * kTileRows + thread / 32 * 16 + lane / 4;
   float sums[kSums] = {};
-  Turn turn;
+  Turn<STAGES> turn;
   int round = 0;
   for (Tiles tiles(output.num_rows); tiles.inside(); tiles.advance(), ++round) {
     const float* const scales = output.weight_scale + tiles.column() + column_of(thread % 128);

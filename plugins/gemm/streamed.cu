@@ -24,6 +24,7 @@
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
 #include "gpu/tensor_map.cuh"
+#include "gpu/turn.cuh"
 #if GATED
 #include "gemm/streamed_gated.cuh"
 #endif
@@ -68,20 +69,6 @@ struct Parts {
   float4 sums[TEAMS][kParts][kOwned / 4][kTeamThreads];
 };
 static_assert(kParts == 1 || sizeof(Parts) <= sizeof(Shared::weights) + sizeof(Shared::x));
-
-// Which stage a segment goes through, and the parity of its turn there.
-template <int kStages>
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ inline void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // A block's share of K, of every tile it takes.
 struct Share {

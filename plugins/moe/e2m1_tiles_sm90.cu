@@ -19,6 +19,7 @@
 // BLOCK_ROWS, TEAMS, STAGES, SHARED_BYTES, PRODUCER_REGISTERS, CONSUMER_REGISTERS; HAS_BIAS (0 or 1); GATED;
 // GELU_TANH, QUICK_GELU (0 or 1, else silu), LIMIT (0: none), UP_OFFSET.
 #include "gpu/tensor_map.cuh"
+#include "gpu/turn.cuh"
 #include "moe/e2m1_sm90.cuh"
 #include "moe/e2m1_tiles_sm90.cuh"
 
@@ -90,19 +91,6 @@ struct Share {
   }
 };
 
-// Which stage a chunk goes through, and the parity of its turn there.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ inline void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 struct Item {
   int block, tile;
   Block pairs;
@@ -113,7 +101,7 @@ struct Item {
 
 // Copies the chunks of all items; one warp.
 __device__ inline void produce(Shared& shared, const int* counts, const u8* operand, const TensorMap* map) {
-  Turn turn;
+  Turn<STAGES> turn;
   const Share share(shared, counts);
   for (int number = share.begin; number < share.end; ++number) {
     const Item item(shared, counts, number);
@@ -275,7 +263,7 @@ struct Output {
 
 // An item, by kRows rows of x; all teams.
 template <int kRows>
-__device__ inline void consume(Shared& shared, Turn& turn, const Item& item, const u8* scale, Output& output) {
+__device__ inline void consume(Shared& shared, Turn<STAGES>& turn, const Item& item, const u8* scale, Output& output) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int column = item.tile * kTileColumns + warp * kWarpColumns + g;
   const RowScales row_scales(scale, item, column);
@@ -338,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + kProducers, 1) experts
   }
   take_registers<CONSUMER_REGISTERS>();
   Output output{x_scale, bias, members, out};
-  Turn turn;
+  Turn<STAGES> turn;
   const Share share(shared, counts);
   for (int number = share.begin; number < share.end; ++number) {
     const Item item(shared, counts, number);

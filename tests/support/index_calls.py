@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.kernels import KernelCall
-from tests.support.operands import Array, random_array
+from tests.support.operands import Array, random_array, scatter_pages
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 
@@ -60,21 +60,14 @@ def select_call(
     shape: IndexShape,
     tails: Sequence[tuple[IndexHistory, int, int]],
 ) -> KernelCall:
-    """A step over (sequence, new tokens, context) triples. Pages are scattered at random over a
-    pool whose every other slot is NaN, and entries of the page table past a context are out of
-    range."""
+    """A step over (sequence, new tokens, context) triples, whose pages are scattered over a pool of
+    which every other slot is NaN."""
     size = shape.page_size
-    counts = [-(-context // size) for _, _, context in tails]
-    num_pages = sum(counts) + 3
-    pages = rng.permutation(num_pages).astype(np.int32)
+    pages = scatter_pages(rng, size, [(new, context) for _, new, context in tails])
     kind = NUMPY_DTYPES[shape.pool_dtype]
-    pool = np.full((num_pages, 1, size, 1, shape.width), np.nan, kind)
-    table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
-    for row, (sequence, _, context) in enumerate(tails):
-        mine, pages = pages[: counts[row]], pages[counts[row] :]
-        table[row, : counts[row]] = mine
-        positions = np.arange(context)
-        pool[mine[positions // size], 0, positions % size, 0] = sequence.keys[:context]
+    pool = np.full((pages.num_pages, 1, size, 1, shape.width), np.nan, kind)
+    for (sequence, _, context), slots in zip(tails, pages.slots, strict=True):
+        pool[slots // size, 0, slots % size, 0] = sequence.keys[:context]
 
     def new_rows(name: str) -> Array:
         return np.concatenate(
@@ -85,9 +78,7 @@ def select_call(
         "q": new_rows("q"),
         "weights": new_rows("weights"),
         "pool": pool,
-        "query_start": np.cumsum([0, *(new for _, new, _ in tails)]).astype(np.int32),
-        "context_lens": np.array([context for _, _, context in tails], np.int32),
-        "page_table": table,
+        **pages.inputs,
     }
     attributes: dict[str, int | float | str] = {
         "num_heads": shape.num_heads,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.kernels import KernelCall
-from tests.support.operands import Array, random_array
+from tests.support.operands import Array, random_array, scatter_pages
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 
@@ -80,32 +80,23 @@ def attention_call(
     shape: LatentShape,
     tails: Sequence[tuple[LatentHistory, int, int]],
 ) -> KernelCall:
-    """A step over (sequence, new tokens, context) triples. Pages are scattered at random over a
-    pool whose every other slot is NaN, and entries of the page table past a context are out of
-    range."""
+    """A step over (sequence, new tokens, context) triples, whose pages are scattered over a pool of
+    which every other slot is NaN."""
     size = shape.page_size
-    counts = [-(-context // size) for _, _, context in tails]
-    num_pages = sum(counts) + 3
-    pages = rng.permutation(num_pages).astype(np.int32)
+    pages = scatter_pages(rng, size, [(new, context) for _, new, context in tails])
     kind = NUMPY_DTYPES[shape.pool_dtype]
-    pool = np.full((num_pages, 1, size, 1, shape.width), np.nan, kind)
-    table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
+    pool = np.full((pages.num_pages, 1, size, 1, shape.width), np.nan, kind)
     selected: list[Array] = []
-    for row, (sequence, new, context) in enumerate(tails):
-        mine, pages = pages[: counts[row]], pages[counts[row] :]
-        table[row, : counts[row]] = mine
-        positions = np.arange(context)
-        pool[mine[positions // size], 0, positions % size, 0] = sequence.latents[:context]
+    for (sequence, new, context), slots in zip(tails, pages.slots, strict=True):
+        pool[slots // size, 0, slots % size, 0] = sequence.latents[:context]
         for chosen in sequence.chosen[context - new : context]:
-            slots = np.full(shape.top_k, -1, np.int32)
-            slots[: len(chosen)] = mine[chosen // size] * size + chosen % size
-            selected.append(slots)
+            row = np.full(shape.top_k, -1, np.int32)
+            row[: len(chosen)] = slots[chosen]
+            selected.append(row)
     inputs: dict[str, Any] = {
         "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),
         "pool": pool,
-        "query_start": np.cumsum([0, *(new for _, new, _ in tails)]).astype(np.int32),
-        "context_lens": np.array([context for _, _, context in tails], np.int32),
-        "page_table": table,
+        **pages.inputs,
     }
     if selected:
         inputs["selected"] = np.stack(selected)

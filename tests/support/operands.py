@@ -87,37 +87,59 @@ def stale_pool(num_pages: int, page_size: int, heads: int, head_dim: int, dtype:
     return pool
 
 
+@dataclass(frozen=True)
+class ScatteredPages:
+    """Where the tokens of a step's sequences are: pages at random places of a pool."""
+
+    num_pages: int
+    """Three more than the sequences have."""
+    slots: list[Array]
+    """Of each sequence, those of its tokens."""
+    inputs: dict[str, Any]
+    """Of an operator that finds them."""
+
+
+def scatter_pages(
+    rng: np.random.Generator, page_size: int, parts: Sequence[tuple[int, int]]
+) -> ScatteredPages:
+    """For sequences of (new tokens, context). Entries of the page table past a context are out of
+    range."""
+    counts = [-(-context // page_size) for _, context in parts]
+    num_pages = sum(counts) + 3
+    pages = rng.permutation(num_pages).astype(np.int32)
+    table = np.full((len(parts), max(counts) + 2), 1 << 30, np.int32)
+    slots = []
+    for row, (_, context) in enumerate(parts):
+        mine, pages = pages[: counts[row]], pages[counts[row] :]
+        table[row, : counts[row]] = mine
+        positions = np.arange(context)
+        slots.append(mine[positions // page_size] * page_size + positions % page_size)
+    inputs = {
+        "query_start": np.cumsum([0, *(new for new, _ in parts)]).astype(np.int32),
+        "context_lens": np.array([context for _, context in parts], np.int32),
+        "page_table": table,
+    }
+    return ScatteredPages(num_pages, slots, inputs)
+
+
 def attention_call(
     rng: np.random.Generator,
     shape: AttentionShape,
     tails: Sequence[tuple[History, int, int]],
 ) -> KernelCall:
-    """A step over (sequence, new tokens, context) triples.
-
-    Pages are scattered at random over a pool whose every other slot is NaN, and entries of the
-    page table past a context are out of range.
-    """
+    """A step over (sequence, new tokens, context) triples, whose pages are scattered over a pool of
+    which every other slot is NaN."""
     size = shape.page_size
-    counts = [-(-context // size) for _, _, context in tails]
-    num_pages = sum(counts) + 3
-    pages = rng.permutation(num_pages).astype(np.int32)
-    pool = stale_pool(num_pages, size, shape.num_kv_heads, shape.head_dim, shape.pool_dtype)
+    pages = scatter_pages(rng, size, [(new, context) for _, new, context in tails])
+    pool = stale_pool(pages.num_pages, size, shape.num_kv_heads, shape.head_dim, shape.pool_dtype)
     written = PagedHeads(pool, shape.head_dim)
-    table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
-    for row, (sequence, _, context) in enumerate(tails):
-        mine, pages = pages[: counts[row]], pages[counts[row] :]
-        table[row, : counts[row]] = mine
-        positions = np.arange(context)
-        slots = mine[positions // size] * size + positions % size
+    for (sequence, _, context), slots in zip(tails, pages.slots, strict=True):
         for plane in (0, 1):
             written.write(plane, slots, sequence.kv[:context, plane].astype(np.float32))
-    news = [new for _, new, _ in tails]
     inputs = {
         "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),
         "pool": pool,
-        "query_start": np.cumsum([0, *news]).astype(np.int32),
-        "context_lens": np.array([context for _, _, context in tails], np.int32),
-        "page_table": table,
+        **pages.inputs,
     }
     if shape.pool_dtype == "f8e4m3":
         inputs |= {"k_scale": scalar(0.75), "v_scale": scalar(1.5)}
