@@ -563,13 +563,6 @@ def test_without_a_compiler_nothing_is_measured_and_max_kl_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recurrence_with_one_norm_is_not_spread_over_gpus(tmp_path: Path) -> None:
-    model = tiny_checkpoint("granite_moe_hybrid", tmp_path)
-    request = BuildRequest(str(model), tmp_path / "engine", target="cuda:sm_90", tp=2)
-    with pytest.raises(RequestError, match="--tp: the norm over all heads of Mamba-2 layers"):
-        build(request)
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -593,7 +586,6 @@ def test_latent_attention_is_refused_where_no_kernel_has_it(
     [
         ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for layers that"),
         ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
-        ({"target": "cuda:sm_90", "tp": 2}, "--tp: Gemma4ForCausalLM with inputs of each layer"),
     ],
 )
 def test_inputs_of_each_layer_are_refused_where_no_kernel_has_them(
