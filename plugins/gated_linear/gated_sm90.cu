@@ -164,7 +164,8 @@ struct Output {
   // Half of a tile's columns: this thread's 16 of rows `row` and `row` + 8, from `column` on.
   __device__ void store(const float* gate, const float* up, const Factors* columns, int row,
                         int column, const float (&by)[2]) const {
-    uint4 words[2][sizeof(Out)];
+    constexpr int kWords = sizeof(Out);  // of four columns
+    unsigned words[2][4 * kWords];
 #pragma unroll
     for (int four = 0; four < 4; ++four) {
       const float4 a = *reinterpret_cast<const float4*>(columns + 16 * four);
@@ -177,9 +178,7 @@ struct Output {
                          Gated::of(by[i] * gate[at + 4], by[i] * up[at + 4], b.x, b.y),
                          Gated::of(by[i] * gate[at + 5], by[i] * up[at + 5], b.z, b.w));
 #pragma unroll
-        for (int word = 0; word < static_cast<int>(sizeof(Out)); ++word) {
-          set_word(words[i], four * static_cast<int>(sizeof(Out)) + word, found.words[word]);
-        }
+        for (int word = 0; word < kWords; ++word) words[i][four * kWords + word] = found.words[word];
       }
     }
 #pragma unroll
@@ -187,16 +186,12 @@ struct Output {
       if (row + 8 * i < num_rows) {
         Out* const to = out + static_cast<long long>(row + 8 * i) * OUT_STRIDE + column;
 #pragma unroll
-        for (int part = 0; part < static_cast<int>(sizeof(Out)); ++part) {
-          reinterpret_cast<uint4*>(to)[part] = words[i][part];
+        for (int at = 0; at < 4 * kWords; at += 4) {
+          reinterpret_cast<uint4*>(to)[at / 4] =
+              uint4{words[i][at], words[i][at + 1], words[i][at + 2], words[i][at + 3]};
         }
       }
     }
-  }
-
-  static __device__ void set_word(uint4* words, int number, unsigned value) {
-    uint4& four = words[number / 4];
-    (number % 4 == 0 ? four.x : number % 4 == 1 ? four.y : number % 4 == 2 ? four.z : four.w) = value;
   }
 };
 

@@ -105,8 +105,8 @@ __device__ inline float result_of(const float* place, const float* scale_unit, c
 
 // activation(gate) * up, times a scale, rounded where plugins/swiglu rounds.
 __device__ inline float gated(float gate, float up, float pre_scale) {
-  const float product = rounded(activated<GATE == 2>(rounded(gate))) * rounded(up);
-  return HAS_GATE_PRE_SCALE ? rounded(product) * pre_scale : product;
+  const float product = through_bf16(activated<GATE == 2>(through_bf16(gate))) * through_bf16(up);
+  return HAS_GATE_PRE_SCALE ? through_bf16(product) * pre_scale : product;
 }
 
 }  // namespace

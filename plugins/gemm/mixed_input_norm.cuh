@@ -84,7 +84,7 @@ struct Norm {
       float normed[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        normed[j] = rounded(element(i, j) * scale * factors[i][j]);
+        normed[j] = through_bf16(element(i, j) * scale * factors[i][j]);
         if (HAS_NORM_PRE_SCALE && inside) normed[j] *= pre_scale[index_of(i) * 8 + j];
       }
       const int run = index_of(i) - chunks.first * 16;

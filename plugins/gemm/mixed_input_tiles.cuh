@@ -5,6 +5,7 @@
 
 #include "gemm/codebook.cuh"
 #include "gpu/ptx.cuh"
+#include "gpu/rounding.cuh"
 
 namespace trtc {
 
@@ -48,9 +49,6 @@ constexpr int kRingAt = HAS_NORM ? 32 * 4 : 0;
 constexpr int kOperandAt = kRingAt + ROW_WARPS * SPLITS * STAGES * kStageBytes;
 
 constexpr int kPartStride = kBlockRows + 4;  // f32 of a row of x; lanes write to different banks
-
-// As bf16 has it.
-__device__ inline float rounded(float x) { return to_float(round_to<Bf16>(x)); }
 
 // The scale of a row of a tile, from those of a group.
 __device__ inline float scale_at(const u8* scales, int row) {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "gpu/activation.cuh"
-#include "gpu/ptx.cuh"
+#include "gpu/rounding.cuh"
 
 namespace trtc {
 
@@ -24,8 +24,6 @@ static_assert(kOutColumns % 8 == 0);
 // The row of the weight, and the column of out, of row n of the tiles.
 __device__ inline int gated_row(int n) { return n / 16 * 8 + n % 8 + n % 16 / 8 * kOutColumns; }
 __device__ inline int gated_column(int n) { return n / 16 * 8 + n % 8; }
-
-__device__ inline float through_bf16(float x) { return to_float(round_to<Bf16>(x)); }
 
 __device__ inline Gated gated(float gate, float up, float out_scale) {
   const float x = through_bf16(gate);

@@ -1,7 +1,7 @@
 // The quantisation after an operator, as plugins/rounding.py defines it for bf16 activations.
 #pragma once
 
-#include "gpu/ptx.cuh"
+#include "gpu/rounding.cuh"
 
 namespace trtc {
 
@@ -42,9 +42,9 @@ struct Quantizer {
   __device__ inline void store(Out* row, int column, const float (&x)[4]) const {
     Four<Out> four;
     for (int i = 0; i < 4; ++i) {
-      float value = to_float(round_to<Bf16>(x[i]));
+      float value = through_bf16(x[i]);
       if (pre_scale != nullptr) {
-        value = to_float(round_to<Bf16>(value * pre_scale[column + i]));
+        value = through_bf16(value * pre_scale[column + i]);
       }
       if (out_scale != nullptr) value = divide(value);
       four.element[i] = round_to<Out>(value);

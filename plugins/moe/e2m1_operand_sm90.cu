@@ -7,7 +7,6 @@
 //
 // Macros: K; NUM_EXPERTS, CAPACITY (of members); BLOCK_ROWS; ROWS_OF_PAIRS, GIVEN_STRIDE.
 #include "moe/e2m1_sm90.cuh"
-#include "moe/e2m1_tiles_sm90.cuh"
 
 namespace {
 

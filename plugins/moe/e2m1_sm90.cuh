@@ -9,7 +9,7 @@
 
 #include "gpu/activation.cuh"
 #include "gpu/hopper.cuh"
-#include "gpu/ptx.cuh"
+#include "gpu/rounding.cuh"
 
 namespace trtc {
 
@@ -123,6 +123,9 @@ __device__ inline int ends_up_to(const int (&ends)[kCount], int place) {
   return found;
 }
 
+// Rows that the operand of e2m1_tiles_sm90.cu has of so many pairs: products are by 16 of them at least.
+__device__ inline int operand_rows(int pairs) { return (pairs + 15) / 16 * 16; }
+
 // Pairs of an expert, some of its members.
 struct Block {
   int expert, first, found;
@@ -160,8 +163,8 @@ struct Gate {
 
   // activation(gate) * (up + up_offset)
   __device__ inline float operator()(float gate, float up) const {
-    gate = rounded(gate);
-    up = rounded(up);
+    gate = through_bf16(gate);
+    up = through_bf16(up);
     if (limit > 0) {
       gate = fminf(gate, limit);
       up = fmaxf(fminf(up, limit), -limit);
@@ -169,10 +172,8 @@ struct Gate {
     const float active = is_quick_gelu  ? quick_gelu(gate)
                          : is_gelu_tanh ? activated<true>(gate)
                                         : activated<false>(gate);
-    return rounded(active) * (up + up_offset);
+    return through_bf16(active) * (up + up_offset);
   }
-
-  static __device__ inline float rounded(float x) { return to_float(round_to<Bf16>(x)); }
 };
 
 }  // namespace trtc

@@ -21,7 +21,6 @@
 #include "gpu/tensor_map.cuh"
 #include "gpu/turn.cuh"
 #include "moe/e2m1_sm90.cuh"
-#include "moe/e2m1_tiles_sm90.cuh"
 
 namespace {
 

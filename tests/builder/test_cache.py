@@ -97,6 +97,20 @@ def test_states_of_all_convolutions_are_one_group_and_cost_no_bytes_of_a_page() 
     assert kv.pages_of_sequence(LONG) == LONG // 16 + 3
 
 
+DEEPSEEK_V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": LONG,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 QWEN3_5_9B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "vocab_size": 248320,
@@ -147,21 +161,7 @@ def test_what_a_sequence_holds_is_bounded_by_its_window(window: int) -> None:
 
 def test_a_latent_is_one_plane_with_one_vector_a_token() -> None:
     """DeepSeek-V3: 70,272 bytes of bf16 a token, as its paper's 576 elements a layer say."""
-    fields = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "max_position_embeddings": LONG,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    }
-    kv = cache_layout(decoder_spec(fields, LONG), 16, "bf16", window_groups=True)
+    kv = cache_layout(decoder_spec(DEEPSEEK_V3, LONG), 16, "bf16", window_groups=True)
     assert layers_of(kv) == [(None, list(range(61)))]
     assert kv.page_bytes == 16 * 61 * 576 * 2
     assert kv.pool_shape(kv.places[0]) == ("num_pages", 1, 16, 1, 576)
@@ -171,18 +171,9 @@ def test_a_latent_is_one_plane_with_one_vector_a_token() -> None:
 def test_index_keys_lie_beside_the_latents_in_the_same_pages() -> None:
     """A DeepSeek-V3.2 of three layers."""
     fields = {
+        **DEEPSEEK_V3,
         "architectures": ["DeepseekV32ForCausalLM"],
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
         "num_hidden_layers": 3,
-        "num_attention_heads": 128,
-        "max_position_embeddings": LONG,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
     }
     kv = cache_layout(decoder_spec(fields, LONG), 16, "bf16", window_groups=True)
     assert kv.windows == (None,)

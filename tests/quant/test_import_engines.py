@@ -410,6 +410,20 @@ LATENT = {
 EXPERTS = r".*\.experts\.\d+\..*_proj"
 
 
+def assert_built_as_dequantised(name: str, quantized: Path, plain: Path, tmp_path: Path) -> None:
+    """The logits of a CPU engine, by the median token: an undecided router may choose another
+    expert for some."""
+    request = BuildRequest(
+        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
+    )
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = expected_logits(name, plain, ids.tolist())
+    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
+    assert np.median(errors) < most_error(name), f"{np.median(errors):.2e} of the logits' power"
+
+
 @pytest.mark.parametrize(
     ("name", "linears"),
     [
@@ -428,16 +442,7 @@ def test_deepseek_v3_as_it_is_quantised(name: str, linears: str, tmp_path: Path)
     """All linears, kv_b_proj among them, as DeepSeek releases them in FP8; or routed experts alone,
     as Kimi-K2-Thinking has them in four bits."""
     quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3", linears, **LATENT)
-    request = BuildRequest(
-        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
-    )
-    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
-    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
-    (found,) = Probe(1).logits(result.path, [ids])
-    expected = expected_logits(name, plain, ids.tolist())
-    # By the median token: an undecided router may choose another expert for some.
-    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
-    assert np.median(errors) < most_error(name), f"{np.median(errors):.2e} of the logits' power"
+    assert_built_as_dequantised(name, quantized, plain, tmp_path)
 
 
 GLM = {
@@ -458,15 +463,7 @@ def test_indexers_as_they_are_quantised(
     own = {**LATENT, "index_head_dim": 128, "index_topk": 24, **fields}
     linears = r"(?:.*_proj(_with_mqa)?(?<!weights_proj)|.*\.indexer\.w[qk].*)"
     quantized, plain = quantized_pair(name, tmp_path, family, linears, **own)
-    request = BuildRequest(
-        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
-    )
-    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O0"))
-    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
-    (found,) = Probe(1).logits(result.path, [ids])
-    expected = expected_logits(name, plain, ids.tolist())
-    errors = np.square(found - expected).sum(axis=1) / np.square(expected).sum(axis=1)
-    assert np.median(errors) < most_error(name), f"{np.median(errors):.2e} of the logits' power"
+    assert_built_as_dequantised(name, quantized, plain, tmp_path)
 
 
 def test_quantised_linear_of_another_size_than_the_config_says(tmp_path: Path) -> None:

@@ -270,31 +270,21 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         ),
     ),
     "mamba2": (
-        _site(
-            "mamba2",
-            {"channels": 4 * HEAD_DIM},
-            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
-            | dict.fromkeys(("state", "rate", "dt_bias", "skip", "norm", "state_out"), "f32")
-            | _bf16("xbc", "z", "dt", "out"),
-            heads=2,
-            head_dim=HEAD_DIM,
-            groups=1,
-            state_size=2 * HEAD_DIM,
-            eps=1e-6,
-            page_size=PAGE_SIZE,
-        ),
-        _site(
-            "mamba2",
-            {"channels": 4 * HEAD_DIM},
-            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
-            | dict.fromkeys(("state", "rate", "dt_bias", "skip", "state_out", "squares"), "f32")
-            | _bf16("xbc", "z", "dt", "out"),
-            heads=2,
-            head_dim=HEAD_DIM,
-            groups=1,
-            state_size=2 * HEAD_DIM,
-            eps=1e-6,
-            page_size=PAGE_SIZE,
+        *(
+            _site(
+                "mamba2",
+                {"channels": 4 * HEAD_DIM},
+                dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+                | dict.fromkeys(("state", "rate", "dt_bias", "skip", "state_out", norm), "f32")
+                | _bf16("xbc", "z", "dt", "out"),
+                heads=2,
+                head_dim=HEAD_DIM,
+                groups=1,
+                state_size=2 * HEAD_DIM,
+                eps=1e-6,
+                page_size=PAGE_SIZE,
+            )
+            for norm in ("norm", "squares")
         ),
     ),
     "moe": (

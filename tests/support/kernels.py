@@ -299,5 +299,22 @@ def assert_close(call: KernelCall, outputs: Mapping[str, Array]) -> None:
         )
 
 
+def assert_writes_agree(call: KernelCall, outputs: Mapping[str, Array]) -> None:
+    """The same of an operator with rows `q_out` that writes rows of a pool, and no others."""
+    expected = call.reference()
+    assert_close(call, {"q_out": outputs["q_out"], "pool_out": expected["pool_out"]})
+    pool, expected_pool = outputs["pool_out"], expected["pool_out"]
+    step = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8}[str(pool.dtype)]
+    found, wanted = (p.astype(np.float32) for p in (pool, expected_pool))
+    assert (np.abs(found - wanted) <= step * np.abs(wanted) + step).all()
+    slots = call.inputs["slots"]
+    assert slots is not None
+    untouched = np.ones(pool.shape[0] * pool.shape[2], bool)
+    untouched[slots] = False
+    assert untouched.sum() == untouched.size - len(slots)
+    flat = pool.reshape(-1, pool.shape[-1])[untouched]
+    assert flat.tobytes() == expected_pool.reshape(-1, pool.shape[-1])[untouched].tobytes()
+
+
 def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.itemsize}")
