@@ -499,7 +499,11 @@ def test_overlapping_launches_see_what_those_before_wrote(
     gpu: Gpu, rng: np.random.Generator, rows: int
 ) -> None:
     """A long chain, each kernel reading what the last wrote, is the same without overlaps."""
-    call = large_calls(rng, rows)[1]
+    call = next(
+        one
+        for one in large_calls(rng, rows)
+        if one.op.name == "rms_norm" and one.attributes["out_dtype"] == "bf16"
+    )
     half = {name: np.asarray(call.inputs["x"])[:, : HIDDEN // 2] for name in ("gate", "up")}
     gating = KernelCall(REGISTRY["swiglu"], {"activation": "silu", "out_dtype": "bf16"}, half)
     norm, swiglu = (

@@ -1,6 +1,7 @@
 """CUDA C++ compiles for every SM without a GPU, and what a launch could not bear is refused."""
 
 import sys
+import time
 import types
 from dataclasses import replace
 from importlib import metadata
@@ -70,6 +71,16 @@ def test_the_same_source_gives_the_same_bytes_and_no_paths(kernels: Path) -> Non
     assert str(kernels).encode() not in first.ptx + first.cubin
     other = nvrtc.compile_cuda(replace(SOURCE, constants={"BY": 2.5}), 90)
     assert other.cubin != first.cubin
+
+
+@pytest.mark.gpu
+def test_a_second_compilation_is_checked_too() -> None:
+    """Where there is a driver, NVRTC has a cache on disk."""
+    source = replace(SOURCE, constants={"BY": time.time()})
+    for _ in range(2):
+        assert nvrtc.compile_cuda(source, 90).cubin
+        with pytest.raises(InvariantError, match=r"local memory: .*256"):
+            nvrtc.compile_cuda(replace(source, file="shared/spills.cu"), 90)
 
 
 def test_a_kernel_that_nvrtc_refuses_says_why() -> None:

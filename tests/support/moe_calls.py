@@ -149,8 +149,8 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             scales = _scales(rng, case, columns, depth)
             inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
         if case.units:
-            # They undo most of the size of the numbers of E4M3, and that of a sum.
-            units = 2.0 ** -rng.integers(5, 9, (case.experts, columns)).astype(np.float32)
+            # They undo the size of the numbers of E4M3, and that of a sum.
+            units = 2.0 ** -rng.integers(6, 10, (case.experts, columns)).astype(np.float32)
             inputs[f"{name}_scale_unit"] = units / np.float32(depth**0.5)
         if case.zero:
             zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)

@@ -72,6 +72,8 @@ def compile_cuda(source: CudaSource, sm: int) -> CompiledKernel:
         f"--gpu-architecture={ARCHS[sm].cubin_target}",
         "--std=c++17",
         "--ptxas-options=--verbose",
+        # From its cache, which it has where there is a driver, NVRTC answers without ptxas' log.
+        "--no-cache",
         *(f"--define-macro={name}={value}" for name, value in macros.items()),
     ]
     text, cubin, log = _compile(source.file, options, where)
@@ -155,7 +157,9 @@ def _call(answer: tuple[Any, ...]) -> Any:
 def _check_resources(log: str, shared_bytes: int, sm: int, where: str) -> None:
     """Everything must fit in registers and in shared memory, by what ptxas says."""
     local = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log)
-    if not local or any(int(count) for count in local):
+    if not local:
+        raise InvariantError("NVRTC does not say what memory the kernel uses", field=where)
+    if any(int(count) for count in local):
         raise InvariantError(f"uses local memory: {', '.join(local)} bytes", field=where)
     static_bytes = max((int(count) for count in re.findall(r"(\d+) bytes smem", log)), default=0)
     wanted, most = static_bytes + shared_bytes, ARCHS[sm].shared_bytes
