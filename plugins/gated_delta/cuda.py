@@ -18,8 +18,14 @@ _WARPS = 4
 _NORM_BLOCK, _NORM_WARPS = 1024, 4
 """Values of a program of the norm."""
 _ANY = 1 << 30
-_CHUNK = 16
-"""Rows: the inverse of a matrix of so many is six products, and accurate in f32."""
+_LEAST_ROWS = 16
+"""Of a chunk, and of operands of products."""
+_MOST_ROWS = {("bf16", False): 64}
+"""Of a chunk, where not _LEAST_ROWS, by the type of activations and whether channels have decays.
+Chunks go one after the other. The error of f32 grows with the square of a chunk's rows where keys
+are alike, and so does the work where channels have decays."""
+_FACTORS = 8
+"""Of a row, of which the kernels use five."""
 _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
 """Of products with the state, and of those that are inverted, by the type of activations."""
 
@@ -27,20 +33,23 @@ _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
 def lower(site: Site) -> tuple[Variant, ...]:
     heads, width = site.axes["value_heads"], site.axes["value_dim"]
     norm_heads = min(max(1, _NORM_BLOCK // power_of_two(width)), power_of_two(heads))
+    decays = int(site.attributes["decays"])
+    most = _MOST_ROWS.get((site.dtypes["qkv"], decays > 1), _LEAST_ROWS)
+    chunk = max(_LEAST_ROWS, min(most, site.page_size))  # none has rows of two pages
     found = {"found": "f32"}
-    pairs = {"solved": "f32", "seen": "f32"}
-    block = min(_BLOCK, max(_CHUNK, power_of_two(width)))
+    pairs = {"solved": "f32", "seen": "f32", **({"factors": "f32"} if decays == 1 else {})}
+    block = min(_BLOCK, max(_LEAST_ROWS, power_of_two(width)))
     by_sequence = (Extent("sequences", times=heads * -(-width // block)), ONE, ONE)
     of_inputs: dict[str, int | float | str] = {
         "KEY_HEADS": site.axes["key_heads"],
         "KEY_DIM": site.axes["key_dim"],
         "VALUE_HEADS": heads,
-        "DECAYS": int(site.attributes["decays"]),
+        "DECAYS": decays,
         "WRITE_SCALE": float(site.attributes["write_scale"]),
         "QKV_STRIDE": site.strides["qkv"],
         "A_STRIDE": site.strides["a"],
         "B_STRIDE": site.strides["b"],
-        "KEYS": max(_CHUNK, power_of_two(site.axes["key_dim"])),
+        "KEYS": max(_LEAST_ROWS, power_of_two(site.axes["key_dim"])),
     }
     shared: dict[str, int | float | str] = {
         **of_inputs,
@@ -51,10 +60,11 @@ def lower(site: Site) -> tuple[Variant, ...]:
         "BLOCK": block,
     }
     precision, of_inverse = _PRECISION[site.dtypes["qkv"]]
-    of_chunks: dict[str, int | float | str] = {
-        "CHUNK": _CHUNK,
-        "ROWS": min(_CHUNK, site.page_size),
+    of_chunks: dict[str, int | float | bool | str] = {
+        "CHUNK": chunk,
+        "ROWS": min(chunk, site.page_size),
         "PRECISION": precision,
+        "SCALED": decays > 1 or precision == "ieee",
     }
     rows = scratch_launch(site, delta_rows, shared, by_sequence, num_warps=_WARPS, scratch=found)
     solve = scratch_launch(
@@ -66,7 +76,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "INVERSE_PRECISION": of_inverse,
             "SEQUENCES": power_of_two(site.limits.max_batch_size),
         },
-        (Extent("tokens", block=_CHUNK, times=heads), ONE, ONE),
+        (Extent("tokens", block=chunk, times=heads), ONE, ONE),
         num_warps=_WARPS,
         scratch=pairs,
     )
@@ -107,7 +117,10 @@ def lower(site: Site) -> tuple[Variant, ...]:
     most = site.limits.max_num_tokens
     found_bytes = DTYPES["f32"].num_bytes(most * heads * width)
     scratch = {"found": found_bytes}
-    of_pairs = dict.fromkeys(pairs, DTYPES["f32"].num_bytes(most * heads * _CHUNK))
+    of_pairs = {
+        name: DTYPES["f32"].num_bytes(most * heads * (_FACTORS if name == "factors" else chunk))
+        for name in pairs
+    }
     return (
         Variant(work=(rows, norm), max_rows=most, kind="decode", scratch=scratch),
         Variant(work=(solve, *chunks, norm), max_rows=most, scratch=scratch | of_pairs),

@@ -3,7 +3,8 @@
 delta_rows      a row at a time, for steps of one token a sequence
 delta_pairs     what does not depend on the state, of up to CHUNK neighbouring positions: all chunks
                 at once
-delta_chunks    with that, so many positions at a time, by products of matrices
+delta_chunks    with that, so many positions at a time, by products of matrices: one chunk after
+                the other, so that it has as little to compute as can be
 
 Columns of a state do not depend on each other, so no program waits for another. The program of a
 sequence goes on with the sequences behind it that are its drafts: one token each, which goes on
@@ -226,15 +227,15 @@ def delta_rows(
 
 
 @triton.jit
-def inverse(lower, index, PRECISION: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower matrix of 16 rows, by blocks of 1, 2, 4 and 8 of them:
+def small_inverses(lower, PRECISION: tl.constexpr):
+    """(I + lower)^-1 of strictly lower matrices [..., 16, 16], by blocks of 1, 2, 4 and 8 rows:
 
         [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 @ C @ A^-1, B^-1]]
 
     Where keys are alike, powers of `lower` are thousands of times as large as the inverse, so it is
     no sum of them.
     """
-    row, column = index[:, None], index[None, :]
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     result = tl.where(row == column, 1.0, 0.0) - tl.where((row ^ column) == 1, lower, 0.0)
     for step in tl.static_range(1, 4):
         below = tl.where((row ^ column) >> step == 1, lower, 0.0)
@@ -244,12 +245,75 @@ def inverse(lower, index, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def unit_rows(place, row, is_row, key, scale, KEY_DIM: tl.constexpr, STRIDE: tl.constexpr):
-    """Rows of values times scale / their length."""
+def diagonal_blocks(matrix, BLOCKS: tl.constexpr):
+    """The blocks [BLOCKS, S, S] on the diagonal of a matrix of BLOCKS * S rows."""
+    SIZE: tl.constexpr = matrix.shape[0] // BLOCKS
+    parts = tl.reshape(matrix, [BLOCKS, SIZE, BLOCKS, SIZE])
+    block = tl.arange(0, BLOCKS)
+    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
+    return tl.sum(tl.where(on_diagonal, parts, 0.0), axis=2)
+
+
+@triton.jit
+def lower_left(matrices):
+    """The quarters [N, S, S] of matrices [N, 2 * S, 2 * S]."""
+    NUMBER: tl.constexpr = matrices.shape[0]
+    SIZE: tl.constexpr = matrices.shape[1] // 2
+    parts = tl.reshape(matrices, [NUMBER, 2, SIZE, 2, SIZE])
+    half = tl.arange(0, 2)
+    is_lower = half[None, :, None, None, None] == 1
+    is_left = half[None, None, None, :, None] == 0
+    return tl.sum(tl.sum(tl.where(is_lower & is_left, parts, 0.0), axis=3), axis=1)
+
+
+@triton.jit
+def lower_triangles(first, below, last):
+    """Matrices [N, 2 * S, 2 * S] of quarters [N, S, S]; the upper right ones are zero."""
+    NUMBER: tl.constexpr = first.shape[0]
+    SIZE: tl.constexpr = first.shape[1]
+    halves = tl.join(tl.join(first, tl.zeros_like(first)), tl.join(below, last))
+    rows = tl.permute(halves, 0, 4, 1, 3, 2)
+    return tl.reshape(rows, [NUMBER, 2 * SIZE, 2 * SIZE])
+
+
+@triton.jit
+def larger_inverses(lower, inverses, PRECISION: tl.constexpr):
+    """Of blocks of twice as many rows on the diagonal of I + lower, by those of its blocks
+    [2 * N, S, S]."""
+    NUMBER: tl.constexpr = inverses.shape[0] // 2
+    SIZE: tl.constexpr = inverses.shape[1]
+    pairs = tl.permute(tl.reshape(inverses, [NUMBER, 2, SIZE, SIZE]), 0, 2, 3, 1)
+    first, last = tl.split(pairs)
+    below = lower_left(diagonal_blocks(lower, NUMBER))
+    known = tl.dot(below, first, input_precision=PRECISION)
+    return lower_triangles(first, -tl.dot(last, known, input_precision=PRECISION), last)
+
+
+@triton.jit
+def inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)^-1 of a strictly lower matrix of CHUNK rows: 16, 32 or 64."""
+    if CHUNK == 16:
+        result = small_inverses(lower, PRECISION)
+    else:
+        inverses = small_inverses(diagonal_blocks(lower, CHUNK // 16), PRECISION)
+        for _ in tl.static_range(CHUNK // 32):
+            inverses = larger_inverses(lower, inverses, PRECISION)
+        result = tl.reshape(inverses, [CHUNK, CHUNK])
+    return result
+
+
+@triton.jit
+def key_rows(place, row, is_row, key, KEY_DIM: tl.constexpr, STRIDE: tl.constexpr):
+    """Rows of queries or keys, as they are stored."""
     inside = is_row[:, None] & (key < KEY_DIM)[None, :]
     values = tl.load(place + row[:, None] * STRIDE + key[None, :], mask=inside, other=0.0)
-    values = values.to(tl.float32)
-    return values * (scale / tl.sqrt(tl.sum(values * values, axis=1) + 1e-6))[:, None]
+    return values.to(tl.float32)
+
+
+@triton.jit
+def unit_factors(values, scale):
+    """Of rows: scale / their length."""
+    return scale / tl.sqrt(tl.sum(values * values, axis=1) + 1e-6)
 
 
 @triton.jit
@@ -270,44 +334,30 @@ def channel_products(q, k, sums, index, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def chunk_of_head(
-    qkv,
-    b,
-    a,
-    rate,
-    dt_bias,
-    row,
-    is_row,
-    head,
-    key,
-    KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
-    DECAYS: tl.constexpr,
-    WRITE_SCALE: tl.constexpr,
-    QKV_STRIDE: tl.constexpr,
-    A_STRIDE: tl.constexpr,
+def decays_by_head(
+    a, b, rate, dt_bias, row, is_row, head,
+    WRITE_SCALE: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Of a chunk's rows: the logarithms of decays, and the factors of what is written; zeros where
+    there is no row."""
+    log_decay, beta = head_gates(
+        a, b, rate, dt_bias, row, is_row, head, WRITE_SCALE, A_STRIDE, B_STRIDE
+    )
+    return tl.where(is_row, log_decay, 0.0), tl.where(is_row, beta, 0.0)
+
+
+@triton.jit
+def decays_by_channel(
+    a, b, rate, dt_bias, row, is_row, head, key,
+    KEY_DIM: tl.constexpr, WRITE_SCALE: tl.constexpr, A_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
-):
-    """(q, k, beta, logarithms of decays) of a chunk's rows, zeros where there is none. Decays are
-    [CHUNK], or [CHUNK, KEYS] by channel."""
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
-    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
-    k = unit_rows(of_keys, row, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
-    of_queries = qkv + key_head * KEY_DIM
-    q = unit_rows(of_queries, row, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
-    if DECAYS == 1:
-        log_decay, beta = head_gates(
-            a, b, rate, dt_bias, row, is_row, head, WRITE_SCALE, A_STRIDE, B_STRIDE
-        )
-        decays = tl.where(is_row, log_decay, 0.0)
-    else:
-        is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
-        of_rows = a + row[:, None] * A_STRIDE
-        log_decay = channel_decays(of_rows, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM)
-        decays = tl.where(is_pair, log_decay, 0.0)
-        beta = writing_gate(b, row, is_row, head, WRITE_SCALE, B_STRIDE)
-    return q, k, tl.where(is_row, beta, 0.0), decays
+):  # fmt: skip
+    """As `decays_by_head`; logarithms [CHUNK, KEYS]."""
+    is_pair = is_row[:, None] & (key < KEY_DIM)[None, :]
+    of_rows = a + row[:, None] * A_STRIDE
+    log_decay = channel_decays(of_rows, is_pair, key[None, :], rate, dt_bias, head, KEY_DIM)
+    beta = writing_gate(b, row, is_row, head, WRITE_SCALE, B_STRIDE)
+    return tl.where(is_pair, log_decay, 0.0), tl.where(is_row, beta, 0.0)
 
 
 @triton.jit
@@ -319,6 +369,7 @@ def solve_chunk(
     dt_bias,
     solved,
     seen,
+    factors,
     begin,
     first,
     end,
@@ -336,29 +387,49 @@ def solve_chunk(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
-    """The two matrices of a chunk's rows that hold no state, of rows [first, end) of the chunk that
-    begins at `begin`: (I + strictly_lower(beta * (K @ K.T) * D))^-1 and (Q @ K.T) * D."""
+    """What holds no state of rows [first, end) of the chunk that begins at `begin`: the matrices
+    (I + strictly_lower(beta * (K @ K.T) * D))^-1 and (Q @ K.T) * D, and factors of rows."""
     key = tl.arange(0, KEYS)
     index = tl.arange(0, CHUNK)
     row = begin + index
     is_row = (index < ROWS) & (row >= first) & (row < end)
     at = row.to(tl.int64)
-    q, k, beta, decays = chunk_of_head(
-        qkv, b, a, rate, dt_bias, at, is_row, head, key,
-        KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, WRITE_SCALE, QKV_STRIDE, A_STRIDE, B_STRIDE,
-    )  # fmt: skip
-    sums = tl.cumsum(decays, axis=0)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
+    k = key_rows(of_keys, at, is_row, key, KEY_DIM, QKV_STRIDE)
+    q = key_rows(qkv + key_head * KEY_DIM, at, is_row, key, KEY_DIM, QKV_STRIDE)
+    k_by, q_by = unit_factors(k, 1.0), unit_factors(q, KEY_DIM**-0.5)
+    if SCALED:
+        k, q = k * k_by[:, None], q * q_by[:, None]
+        k_by, q_by = tl.full([CHUNK], 1.0, tl.float32), tl.full([CHUNK], 1.0, tl.float32)
     if DECAYS == 1:
+        decays, beta = decays_by_head(
+            a, b, rate, dt_bias, at, is_row, head, WRITE_SCALE, A_STRIDE, B_STRIDE
+        )
+        sums = tl.cumsum(decays, axis=0)
         is_lower = index[:, None] >= index[None, :]
         between = tl.where(is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
-        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-        products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+        between *= k_by[None, :]
+        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * k_by[:, None]
+        products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between * q_by[:, None]
+        of_rows = factors + (at * VALUE_HEADS + head) * 8
+        tl.store(of_rows, beta, mask=is_row)
+        tl.store(of_rows + 1, beta * tl.exp(sums) * k_by, mask=is_row)
+        tl.store(of_rows + 2, tl.exp(sums) * q_by, mask=is_row)
+        tl.store(of_rows + 3, k_by, mask=is_row)
+        tl.store(of_rows + 4, sums, mask=is_row)
     else:
+        decays, beta = decays_by_channel(
+            a, b, rate, dt_bias, at, is_row, head, key, KEY_DIM, WRITE_SCALE, A_STRIDE, B_STRIDE
+        )
+        sums = tl.cumsum(decays, axis=0)
         alike, products = channel_products(q, k, sums, index, CHUNK)
     lower = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
     place = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
-    tl.store(solved + place, inverse(lower, index, INVERSE_PRECISION), mask=is_row[:, None])
+    solution = inverse(lower, CHUNK, INVERSE_PRECISION)
+    tl.store(solved + place, solution, mask=is_row[:, None])
     tl.store(seen + place, products, mask=is_row[:, None])
 
 
@@ -374,6 +445,7 @@ def delta_pairs(
     dims,
     solved,
     seen,
+    factors,
     KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -387,10 +459,14 @@ def delta_pairs(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
     SEQUENCES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """solved and seen [T, VALUE_HEADS, CHUNK]: of each row, its row of `solve_chunk`'s matrices.
+    factors [T, VALUE_HEADS, 8], where decays are of heads: of each row what multiplies its value,
+    what its key gives of the state, what its query gives of it, its key, and the sum of the
+    logarithms of its chunk's decays up to it.
 
     They do not depend on the state, so all chunks are taken at once. A program has the chunks whose
     first rows of this step are among CHUNK neighbouring rows, for one head.
@@ -417,6 +493,7 @@ def delta_pairs(
                 dt_bias,
                 solved,
                 seen,
+                factors,
                 begin,
                 row,
                 end,
@@ -434,8 +511,54 @@ def delta_pairs(
                 ROWS,
                 PRECISION,
                 INVERSE_PRECISION,
+                SCALED,
             )
         row = tl.minimum(begin + ROWS, end)
+
+
+@triton.jit
+def chunk_by_head(
+    state, q, k, v, inverted, products, factors, row, is_row, last_row,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(results of a chunk's rows, the state after them).
+
+    Args:
+        row: where the factors of each row are.
+        last_row: where those of the chunk's last row are.
+    """
+    written = tl.load(factors + row, mask=is_row, other=0.0)
+    of_known = tl.load(factors + row + 1, mask=is_row, other=0.0)
+    of_result = tl.load(factors + row + 2, mask=is_row, other=0.0)
+    of_key = tl.load(factors + row + 3, mask=is_row, other=0.0)
+    sums = tl.load(factors + row + 4, mask=is_row, other=0.0)
+    total = tl.load(factors + last_row + 4)
+    known = tl.dot(k, state, input_precision=PRECISION)
+    new = written[:, None] * v - of_known[:, None] * known
+    new = tl.dot(inverted, new, input_precision=PRECISION)
+    result = tl.dot(q, state, input_precision=PRECISION) * of_result[:, None]
+    result += tl.dot(products, new, input_precision=PRECISION)
+    # Rows that are not there have nothing new, and no sum: its exponent would be infinite.
+    remembered = of_key * tl.exp(tl.minimum(total - sums, 0.0))
+    added = tl.dot(tl.trans(k), remembered[:, None] * new, input_precision=PRECISION)
+    return result, state * tl.exp(total) + added
+
+
+@triton.jit
+def chunk_by_channel(
+    state, q, k, v, inverted, products, decays, beta,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(results of a chunk's rows, the state after them), with queries and keys of their lengths."""
+    sums, total = tl.cumsum(decays, axis=0), tl.sum(decays, axis=0)
+    decayed = tl.exp(sums)
+    known = tl.dot(k * decayed, state, input_precision=PRECISION)
+    new = tl.dot(inverted, beta[:, None] * (v - known), input_precision=PRECISION)
+    result = tl.dot(q * decayed, state, input_precision=PRECISION)
+    result += tl.dot(products, new, input_precision=PRECISION)
+    added = tl.trans(k * tl.exp(tl.minimum(total[None, :] - sums, 0.0)))
+    state = state * tl.exp(total)[:, None]
+    return result, state + tl.dot(added, new, input_precision=PRECISION)
 
 
 @triton.jit
@@ -452,6 +575,7 @@ def delta_chunks(
     dims,
     solved,
     seen,
+    factors,
     found,
     state_out,
     KEY_HEADS: tl.constexpr,
@@ -471,6 +595,7 @@ def delta_chunks(
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
     LEAST_SEQUENCES: tl.constexpr,
     MOST_SEQUENCES: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -503,49 +628,45 @@ def delta_chunks(
     state = state_before(state_out, old, of_head, inside, STATE_STRIDE)
     tail = first_single(first, own, slots, PAGE_SIZE)
     index = tl.arange(0, CHUNK)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    of_queries = qkv + key_head * KEY_DIM
+    of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
+    of_values = qkv + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
     end_chunk = tl.where(tail > first, tl.cdiv(position + tail - first, ROWS), 0)
     for chunk in range(position // ROWS, end_chunk):
         begin = first + chunk * ROWS - position
         row = begin + index
         is_row = (index < ROWS) & (row >= first) & (row < tail)
+        last_row = tl.maximum(tl.minimum(begin + ROWS, tail) - 1, first)
         at = row.to(tl.int64)
-        q, k, beta, decays = chunk_of_head(
-            qkv, b, a, rate, dt_bias, at, is_row, head, key,
-            KEY_HEADS, KEY_DIM, VALUE_HEADS, DECAYS, WRITE_SCALE, QKV_STRIDE, A_STRIDE, B_STRIDE,
-        )  # fmt: skip
-        sums = tl.cumsum(decays, axis=0)
-        total = tl.sum(decays, axis=0)
-        of_values = qkv + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
+        k = key_rows(of_keys, at, is_row, key, KEY_DIM, QKV_STRIDE)
+        q = key_rows(of_queries, at, is_row, key, KEY_DIM, QKV_STRIDE)
+        if SCALED:
+            k *= unit_factors(k, 1.0)[:, None]
+            q *= unit_factors(q, KEY_DIM**-0.5)[:, None]
         is_value = is_row[:, None] & is_column[None, :]
-        v = tl.load(
-            of_values + at[:, None] * QKV_STRIDE + column[None, :], mask=is_value, other=0.0
-        )
+        of_rows = of_values + at[:, None] * QKV_STRIDE + column[None, :]
+        v = tl.load(of_rows, mask=is_value, other=0.0).to(tl.float32)
         pairs = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
         inverted = tl.load(solved + pairs, mask=is_row[:, None], other=0.0)
         products = tl.load(seen + pairs, mask=is_row[:, None], other=0.0)
         if DECAYS == 1:
-            known = tl.dot(k, state, input_precision=PRECISION)
-            new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
-            new = tl.dot(inverted, new, input_precision=PRECISION)
-            result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+            place = (at * VALUE_HEADS + head) * 8
+            result, state = chunk_by_head(
+                state, q, k, v, inverted, products,
+                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8, PRECISION,
+            )  # fmt: skip
         else:
-            decayed = tl.exp(sums)
-            known = tl.dot(k * decayed, state, input_precision=PRECISION)
-            new = beta[:, None] * (v.to(tl.float32) - known)
-            new = tl.dot(inverted, new, input_precision=PRECISION)
-            result = tl.dot(q * decayed, state, input_precision=PRECISION)
-        result += tl.dot(products, new, input_precision=PRECISION)
+            decays, beta = decays_by_channel(
+                a, b, rate, dt_bias, at, is_row, head, key,
+                KEY_DIM, WRITE_SCALE, A_STRIDE, B_STRIDE,
+            )  # fmt: skip
+            result, state = chunk_by_channel(
+                state, q, k, v, inverted, products, decays, beta, PRECISION
+            )
         target = found + (at * VALUE_HEADS + head)[:, None] * VALUE_DIM + column[None, :]
         tl.store(target, result, mask=is_value)
-        if DECAYS == 1:
-            added = k * tl.exp(total - sums)[:, None]
-            state = state * tl.exp(total) + tl.dot(tl.trans(added), new, input_precision=PRECISION)
-        else:
-            added = k * tl.exp(tl.minimum(total[None, :] - sums, 0.0))
-            state = state * tl.exp(total)[:, None]
-            state += tl.dot(tl.trans(added), new, input_precision=PRECISION)
-        end = tl.minimum(begin + ROWS, tail)
-        page, is_left = page_left(tl.maximum(end - 1, first), last, slots, PAGE_SIZE)
+        page, is_left = page_left(last_row, last, slots, PAGE_SIZE)
         place = state_out + page * STATE_STRIDE + of_head
         tl.store(place, state, mask=inside & is_left)
     for row in range(tail, last):

@@ -11,7 +11,13 @@ from tests.support import scan_calls, ssm_calls
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import assert_close as assert_attention_close
 from tests.support.attention_launches import make_call, run_variant
-from tests.support.delta_calls import LARGE, LARGE_BY_CHANNEL, LARGE_WRITTEN_TWICE, Deltas
+from tests.support.delta_calls import (
+    LARGE,
+    LARGE_BY_CHANNEL,
+    LARGE_OF_LONG_CHUNKS,
+    LARGE_WRITTEN_TWICE,
+    Deltas,
+)
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, into_rows, rms_scale, sliced, turned
 from tests.support.index_calls import IndexShape
@@ -45,6 +51,7 @@ from tests.support.sampling_oracle import (
     is_likely,
     with_last_pending,
 )
+from tests.support.state_calls import LONG
 from tests.support.triton_kernels import Work, launches_of, needs_triton
 from trtc.plugins.gemm.mixed_input import lower_mixed_input
 from trtc.plugins.gpu.lowering import DIMS, Launch, Site
@@ -135,6 +142,12 @@ def test_kernels_agree_with_references(gpu: Gpu) -> None:
 def test_delta_nets_of_a_real_size(gpu: Gpu, shape: tuple[str, int, int, int, int, int]) -> None:
     """A row at a time and in chunks; prompts, decodes, drafts and states that are kept."""
     assert_steps_agree(gpu, Deltas(*shape))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_delta_nets_in_long_chunks(gpu: Gpu, alike: bool) -> None:
+    """As delta nets."""
+    assert_steps_agree(gpu, Deltas(*LARGE_OF_LONG_CHUNKS, lengths=LONG, alike=alike))
 
 
 @pytest.mark.parametrize("shape", LARGE_BY_CHANNEL, ids=lambda shape: shape[0])

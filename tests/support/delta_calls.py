@@ -10,10 +10,12 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
-from tests.support.state_calls import STEP, Sequences
+from tests.support.state_calls import LONG, STEP, Lengths, Sequences
 
 SHAPES = (("f32", 2, 16, 4, 24, 8), ("bf16", 1, 32, 2, 32, 8), ("f32", 2, 24, 2, 80, 32))
 """Element type, key heads, their size, value heads, theirs, tokens of a page."""
+OF_LONG_CHUNKS = ("bf16", 1, 32, 2, 48, 128)
+LARGE_OF_LONG_CHUNKS = ("bf16", 4, 128, 8, 128, 128)
 LARGE = (("f32", 4, 128, 8, 128, 32), ("bf16", 4, 128, 8, 128, 32))
 """Heads as large as published ones."""
 BY_CHANNEL = (("f32", 2, 24, 4, 40, 8), ("bf16", 1, 32, 2, 32, 16), ("f32", 2, 16, 2, 80, 32))
@@ -44,6 +46,7 @@ class Deltas(Sequences):
         by_channel: bool = False,
         alike: bool = False,
         write_scale: float = 1.0,
+        lengths: Lengths = STEP,
     ) -> None:
         """
         Args:
@@ -63,7 +66,7 @@ class Deltas(Sequences):
         }
         rows = [
             {name: random_array(rng, context, n, dtype=dtype) for name, n in widths.items()}
-            for context, _ in STEP
+            for context, _ in lengths
         ]
         if by_channel:
             for one in rows:
@@ -97,12 +100,14 @@ class Deltas(Sequences):
             },
             page_size=page_size,
             seed=value_dim,
+            lengths=lengths,
         )
 
     def __str__(self) -> str:
         sizes = (self.key_heads, self.key_dim, self.value_heads, self.value_dim)
         kind = "-by-channel" * (self.decays > 1) + "-alike" * self.alike
         kind += f"-writing-{self.write_scale:g}" * (self.write_scale != 1)
+        kind += "-long" * (self.lengths == LONG)
         return f"{self.dtype}-{'x'.join(map(str, sizes))}{kind}"
 
     def torch_outputs(self, number: int) -> Array:
@@ -155,4 +160,5 @@ def cases() -> list[Deltas]:
         Deltas(*ALIKE, alike=True, by_channel=True),
         Deltas(*ALIKE, alike=True, write_scale=2.0),
     )
-    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *twice, *alike]
+    long = Deltas(*OF_LONG_CHUNKS, lengths=LONG)
+    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *twice, *alike, long]

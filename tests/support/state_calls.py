@@ -16,7 +16,10 @@ MAX_SEQ_LEN = 1024
 """Of lowered calls in tests (support/lowered.py)."""
 STEP = ((5, 5), (9, 1), (17, 1), (30, 13), (16, 8), (40, 24))
 """(context, new tokens): from the start, within a page, after one, across several, whole pages."""
+LONG = ((70, 70), (150, 83), (64, 64), (129, 1), (200, 137))
+"""As STEP, of chunks of up to 64 tokens."""
 MOST_DRAFTS = 4
+Lengths = tuple[tuple[int, int], ...]
 Part = tuple[int, int, int]
 """(sequence, begin, end) of its tokens."""
 
@@ -34,25 +37,27 @@ class Sequences:
         attributes: Mapping[str, int | float | str] | None = None,
         page_size: int = PAGE_SIZE,
         seed: int = 0,
+        lengths: Lengths = STEP,
     ) -> None:
         """
         Args:
             rows: of each history, the inputs that have a row for each token.
             state: shape of a page's state, and its element type.
             attributes: all but page_size.
+            lengths: of each history, as STEP's.
         """
         self.op, self.rows, self.weights = op, rows, weights
-        self.page_size = page_size
+        self.page_size, self.lengths = page_size, lengths
         self.attributes = {**(attributes or {}), "page_size": page_size}
         self._state = state
-        widths = [-(-context // page_size) for context, _ in STEP]
-        num_drafted = len(STEP) * (1 + MOST_DRAFTS)
+        widths = [-(-context // page_size) for context, _ in lengths]
+        num_drafted = len(lengths) * (1 + MOST_DRAFTS)
         rng = np.random.default_rng(seed)
         pages = rng.permutation(sum(widths) + num_drafted + 2).astype(np.int32)
-        self.table = np.zeros((len(STEP), MAX_SEQ_LEN // page_size), np.int32)
+        self.table = np.zeros((len(lengths), MAX_SEQ_LEN // page_size), np.int32)
         for row, width in enumerate(widths):
             self.table[row, :width], pages = pages[:width], pages[width:]
-        self.draft_pages = pages[:num_drafted].reshape(len(STEP), -1)
+        self.draft_pages = pages[:num_drafted].reshape(len(lengths), -1)
         """Where rows with drafts leave their states, each in one of its own."""
         self.num_pages = sum(widths) + num_drafted + 2
 
@@ -83,8 +88,8 @@ class Sequences:
         return slots
 
     def history(self) -> list[Part]:
-        """What came before STEP."""
-        parts = [(one, 0, context - new) for one, (context, new) in enumerate(STEP)]
+        """What came before the step."""
+        parts = [(one, 0, context - new) for one, (context, new) in enumerate(self.lengths)]
         return [part for part in parts if part[2]]
 
     def decode(self) -> list[Part]:
@@ -94,7 +99,7 @@ class Sequences:
     def drafted(self) -> list[Part]:
         """One token each, after the history, and from none to MOST_DRAFTS drafts."""
         return [
-            (one, begin, min(begin + 1 + number % (1 + MOST_DRAFTS), STEP[one][0]))
+            (one, begin, min(begin + 1 + number % (1 + MOST_DRAFTS), self.lengths[one][0]))
             for number, (one, _, begin) in enumerate(self.history(), start=1)
         ]
 
@@ -133,4 +138,4 @@ class Sequences:
         return plain
 
     def step(self) -> list[Part]:
-        return [(one, context - new, context) for one, (context, new) in enumerate(STEP)]
+        return [(one, context - new, context) for one, (context, new) in enumerate(self.lengths)]

@@ -228,8 +228,8 @@ def _dot(
     from triton.runtime.interpreter import TensorHandle
 
     left, right = (_numbers(one).astype(d.data.dtype) for one in (a, b))
-    products = left[:, :, None] * right[None]
-    return TensorHandle(products.sum(axis=1, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+    products = left[..., :, :, None] * right[..., None, :, :]
+    return TensorHandle(products.sum(axis=-2, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
 
 def _binary(self: Any, left: Any, right: Any, operation: Any) -> Any:
