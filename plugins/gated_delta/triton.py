@@ -519,7 +519,7 @@ def delta_pairs(
 @triton.jit
 def chunk_by_head(
     state, q, k, v, inverted, products, factors, row, is_row, last_row,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(results of a chunk's rows, the state after them).
 
@@ -535,7 +535,8 @@ def chunk_by_head(
     total = tl.load(factors + last_row + 4)
     known = tl.dot(k, state, input_precision=PRECISION)
     new = written[:, None] * v - of_known[:, None] * known
-    new = tl.dot(inverted, new, input_precision=PRECISION)
+    # Where keys are alike, what is new of many rows nearly cancels.
+    new = tl.dot(inverted, new, input_precision=INVERSE_PRECISION)
     result = tl.dot(q, state, input_precision=PRECISION) * of_result[:, None]
     result += tl.dot(products, new, input_precision=PRECISION)
     # Rows that are not there have nothing new, and no sum: its exponent would be infinite.
@@ -595,6 +596,7 @@ def delta_chunks(
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
     SCALED: tl.constexpr,
     LEAST_SEQUENCES: tl.constexpr,
     MOST_SEQUENCES: tl.constexpr,
@@ -654,7 +656,8 @@ def delta_chunks(
             place = (at * VALUE_HEADS + head) * 8
             result, state = chunk_by_head(
                 state, q, k, v, inverted, products,
-                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8, PRECISION,
+                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8,
+                PRECISION, INVERSE_PRECISION,
             )  # fmt: skip
         else:
             decays, beta = decays_by_channel(
