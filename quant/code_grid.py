@@ -10,10 +10,12 @@ import torch
 from trtc.plugins.iq4 import VALUES
 from trtc.plugins.six_bits import LEAST, MOST
 
-_MANTISSA = 16
-"""Steps between two powers of two of scales in 8 bits (plugins/iq4.py)."""
-_LEAST, _LARGEST = 2.0**-7, 2.0 - 1 / _MANTISSA
+SCALE_STEPS = 16
+"""Between two powers of two of scales in 8 bits (plugins/iq4.py)."""
+LEAST_SCALE, LARGEST_SCALE = 2.0**-7, 2.0 - 1 / SCALE_STEPS
 """Of them, in their unit."""
+SHARES = 48
+"""Scales of a group that are tried."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,26 @@ class CodeGrid:
     def round(self, values: torch.Tensor) -> torch.Tensor:
         """The nearest number of each value, in f32; the last one of NaN."""
         first, last = self.numbers[0], self.numbers[-1]
-        if last - first + 1 == len(self.numbers):
+        if self.is_contiguous:
             return values.round().clamp_(first, last)
         # A table of halves takes an eighth of the time of torch.bucketize.
-        nearest = self._nearest.to(values.device)
+        nearest = self.halves.to(values.device)
         halves = (values * 2).ceil_().nan_to_num_(2 * last).clamp_(2 * first, 2 * last)
         index = halves.sub_(2 * first).to(torch.int32)
         return nearest.index_select(0, index.flatten()).view(values.shape)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether all integers from the first number to the last are numbers."""
+        return self.numbers[-1] - self.numbers[0] + 1 == len(self.numbers)
+
+    @property
+    def tried_shares(self) -> torch.Tensor:
+        """[SHARES] f32, from the least to the largest."""
+        return torch.linspace(*self.shares, SHARES)
+
     @cached_property
-    def _nearest(self) -> torch.Tensor:
+    def halves(self) -> torch.Tensor:
         """Of every multiple of a half from the first number to the last, the nearest number; of one
         halfway between two, which only such can be, the lower."""
         halfway = [low + high for low, high in pairwise(self.numbers)]
@@ -51,16 +63,16 @@ class CodeGrid:
         number [], or one a row [N, 1, 1]."""
         size = widest.abs()
         largest = (size.amax((1, 2), keepdim=True) if by_row else size.max()) * self.shares[1]
-        unit = torch.exp2(torch.ceil(torch.log2(largest / _LARGEST)))
+        unit = torch.exp2(torch.ceil(torch.log2(largest / LARGEST_SCALE)))
         return torch.where((largest > 0) & self.byte_scales, unit, 1.0)
 
     def round_scales(self, scales: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         """Scales as they are stored, in f32; none is zero."""
         if not self.byte_scales:
             return scales.bfloat16().float()
-        size = (scales.abs() / unit).clamp(_LEAST, _LARGEST)
+        size = (scales.abs() / unit).clamp(LEAST_SCALE, LARGEST_SCALE)
         power = torch.exp2(torch.floor(torch.log2(size)))
-        rounded = (size / power * _MANTISSA).round() / _MANTISSA * power * unit
+        rounded = (size / power * SCALE_STEPS).round() / SCALE_STEPS * power * unit
         return torch.copysign(rounded, scales)
 
 

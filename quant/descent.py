@@ -13,10 +13,9 @@ Descent on codes is QuantEase's (Behdin et al. 2023, arXiv 2309.01885); scales t
 
 import torch
 
+from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import CodeGrid
-
-_BLOCK = 128
-"""Columns whose effect on all others is computed at once; a multiple of every group."""
+from trtc.quant.device_steps import steps_on
 
 
 def descend(
@@ -38,64 +37,17 @@ def descend(
         gram: H [K, K] f32, with a positive diagonal.
         sweeps: how often each scale and each code is decided.
     """
-    depth = codes.shape[1]
+    steps, depth = steps_on(codes.device, grid), codes.shape[1]
+    group_size = depth // scales.shape[1]
     for _ in range(sweeps):
-        for begin in range(0, depth, _BLOCK):
-            columns = slice(begin, min(begin + _BLOCK, depth))
-            block = _Block(codes, scales, residual, gram, columns)
-            block.fit_scales(grid, unit)
-            block.fit_codes(grid)
-            residual.addmm_(block.finish(), gram[columns])
-
-
-class _Block:
-    """Columns of a weight whose groups are whole, transposed: a column is a contiguous row."""
-
-    def __init__(
-        self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        residual: torch.Tensor,
-        gram: torch.Tensor,
-        columns: slice,
-    ) -> None:
-        self._group_size = codes.shape[1] // scales.shape[1]
-        groups = slice(columns.start // self._group_size, columns.stop // self._group_size)
-        self._codes, self._scales = codes[:, columns], scales[:, groups]
-        self._gram = gram[columns, columns]
-        self._residual = residual[:, columns].T.contiguous()
-        self._numbers = self._codes.T.float().contiguous()
-        self._steps = self._scales.T.contiguous()
-        self._before = self._values()
-
-    def fit_scales(self, grid: CodeGrid, unit: torch.Tensor) -> None:
-        for group, scale in enumerate(self._steps):
-            rows = slice(group * self._group_size, (group + 1) * self._group_size)
-            numbers = self._numbers[rows]
-            products = self._gram[:, rows] @ numbers
-            curvature = (numbers * products[rows]).sum(0)
-            slope = (numbers * self._residual[rows]).sum(0)
-            best = torch.where(curvature > 0, scale + slope / curvature, scale)
-            change = grid.round_scales(best, unit) - scale
-            # A rounded scale may be worse than what is there, and none may become zero.
-            gain = 2 * change * slope - change.square() * curvature
-            change = torch.where((gain > 0) & (scale + change != 0), change, 0)
-            scale += change
-            self._residual -= products * change
-
-    def fit_codes(self, grid: CodeGrid) -> None:
-        for k, numbers in enumerate(self._numbers):
-            scale = self._steps[k // self._group_size]
-            best = grid.round(numbers + self._residual[k] / (self._gram[k, k] * scale))
-            self._residual.addr_(self._gram[k], (numbers - best) * scale)
-            numbers.copy_(best)
-
-    def finish(self) -> torch.Tensor:
-        """Store codes and scales; by how much less the columns [N, columns] are than before."""
-        self._codes.copy_(self._numbers.T)
-        self._scales.copy_(self._steps.T)
-        return (self._before - self._values()).T
-
-    def _values(self) -> torch.Tensor:
-        groups = self._numbers.reshape(len(self._steps), self._group_size, -1)
-        return (groups * self._steps[:, None]).reshape(self._numbers.shape)
+        for begin in range(0, depth, BLOCK):
+            columns = slice(begin, min(begin + BLOCK, depth))
+            groups = slice(begin // group_size, columns.stop // group_size)
+            change = steps.descend_block(
+                codes[:, columns],
+                scales[:, groups],
+                residual[:, columns],
+                gram[columns, columns],
+                unit,
+            )
+            residual.addmm_(change, gram[columns])

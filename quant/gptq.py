@@ -13,22 +13,20 @@ W + W C H^-1. Those are rounded as GPTQ rounds; the paper changes columns one at
 before could not make good for their own inputs, which is less accurate (docs/lab/accuracy-4bit.md).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trtc.protos.errors import CalibrationError
+from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import INT4, CodeGrid
 from trtc.quant.descent import descend
+from trtc.quant.device_steps import steps_on
 from trtc.quant.scheme import Gptq
 
-_BLOCK = 128
-"""Columns whose effect on the columns after the block is computed at once."""
 _MAX_DAMPING = 1.0
-_SCALES_TRIED = 48
-_SEARCHED_AT_ONCE = 1 << 25
-"""Weights whose scales are searched for at once: the search takes some times their memory."""
+_PERMUTED_AT_ONCE = 128
+"""Rows of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -84,28 +82,8 @@ def search_scales(
     widest = largest / grid.numbers[0]
     unit = grid.scale_unit(widest, by_row=by_row)
     widest = torch.where(widest == 0, unit, widest)
-    rows = max(1, _SEARCHED_AT_ONCE // weight.shape[1])
-    units = unit.expand(len(weight), 1, 1)
-    parts = (torch.split(part, rows) for part in (groups, widest, units))
-    found = [
-        _best_scales(some, without_clipping, its_unit, grid)
-        for some, without_clipping, its_unit in zip(*parts, strict=True)
-    ]
-    return torch.cat(found).squeeze(-1), unit
-
-
-def _best_scales(
-    groups: torch.Tensor, widest: torch.Tensor, unit: torch.Tensor, grid: CodeGrid
-) -> torch.Tensor:
-    """[N, G, 1], of groups [N, G, group_size] and the scales [N, G, 1] that do not clip."""
-    best = torch.full_like(widest, torch.inf)
-    found = widest
-    for share in torch.linspace(*grid.shares, _SCALES_TRIED).tolist():
-        scale = grid.round_scales(widest * share, unit)
-        error = (grid.round(groups / scale) * scale - groups).square_().sum(-1, keepdim=True)
-        found = torch.where(error < best, scale, found)
-        best = torch.minimum(error, best)
-    return found
+    steps = steps_on(weight.device, grid)
+    return steps.best_scales(groups, widest, unit).squeeze(-1), unit
 
 
 @torch.inference_mode()
@@ -143,8 +121,7 @@ def round_weights(
         gram = inputs.shift.copy_(inputs.gram)
     upper = _inverse_factor(inputs.gram, order, settings.damping)
     aim = _aim(weight, drift, order, upper)
-    groups = (order // group_size).tolist()
-    found = _round_columns(aim, scales.T.contiguous(), groups, upper, grid)
+    found = _round_columns(aim, scales.T.contiguous(), order // group_size, upper, grid)
     del aim, upper
     codes = torch.empty_like(found)
     codes[:, order] = found
@@ -203,7 +180,7 @@ def _permuted(matrix: torch.Tensor, order: torch.Tensor, result: torch.Tensor) -
 
     A block of rows at a time: indexing both at once would take an index of 8 bytes an element.
     """
-    for rows, some in zip(torch.split(result, _BLOCK), torch.split(order, _BLOCK), strict=True):
+    for rows, some in zip(*(torch.split(one, _PERMUTED_AT_ONCE) for one in (result, order)), strict=True):
         torch.index_select(matrix[some], 1, order, out=rows)
     return result
 
@@ -211,7 +188,7 @@ def _permuted(matrix: torch.Tensor, order: torch.Tensor, result: torch.Tensor) -
 def _round_columns(
     weight: torch.Tensor,
     scales: torch.Tensor,
-    groups: Sequence[int],
+    groups: torch.Tensor,
     upper: torch.Tensor,
     grid: CodeGrid,
 ) -> torch.Tensor:
@@ -220,21 +197,17 @@ def _round_columns(
     Args:
         weight: [N, K]; overwritten.
         scales: [G, N], of groups of channels.
-        groups: of each column.
+        groups: [K], of each column.
     """
     codes = torch.empty_like(weight, dtype=torch.int8)
-    for begin in range(0, weight.shape[1], _BLOCK):
-        end = min(begin + _BLOCK, weight.shape[1])
-        # A column of the weight is a row here, which is contiguous.
-        block = weight[:, begin:end].T.contiguous()
-        rounded, errors = torch.empty_like(block), torch.empty_like(block)
-        for at, k in enumerate(range(begin, end)):
-            column, scale, rest = block[at], scales[groups[k]], block[at + 1 :]
-            rounded[at] = grid.round(column / scale)
-            errors[at] = (column - rounded[at] * scale) / upper[k, k]
-            rest.addr_(upper[k, k + 1 : end], errors[at], alpha=-1)
-        codes[:, begin:end] = rounded.T
-        weight[:, end:].addmm_(errors.T, upper[begin:end, end:], alpha=-1)
+    steps, depth = steps_on(weight.device, grid), weight.shape[1]
+    for begin in range(0, depth, BLOCK):
+        end = min(begin + BLOCK, depth)
+        columns = slice(begin, end)
+        block, own = weight[:, columns], scales.index_select(0, groups[columns])
+        steps.round_block(block, own, upper[columns, columns], codes[:, columns])
+        # The block holds the errors of its columns.
+        weight[:, end:].addmm_(block, upper[columns, end:], alpha=-1)
     return codes
 
 

@@ -133,7 +133,7 @@ def test_scales_are_the_same_however_many_are_searched_for_at_once(
         for by_row in (False, True):
             whole, unit = search_scales(weight, GROUP, grid, by_row=by_row)
             with monkeypatch.context() as context:
-                context.setattr("trtc.quant.gptq._SEARCHED_AT_ONCE", 5 * weight.shape[1])
+                context.setattr("trtc.quant.torch_steps._SEARCHED_AT_ONCE", 5 * weight.shape[1])
                 parts, same = search_scales(weight, GROUP, grid, by_row=by_row)
             assert torch.equal(parts, whole) and torch.equal(same, unit)
 

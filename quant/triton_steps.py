@@ -1,0 +1,128 @@
+"""Launches of the kernels of quant/triton_kernels.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trtc.plugins.gpu.sources import KernelParameter, KernelSource
+from trtc.quant import triton_kernels
+from trtc.quant.block_steps import BLOCK
+from trtc.quant.code_grid import SHARES, CodeGrid
+
+_ROWS = 16
+"""Of a block that a program takes."""
+_GROUPED_WEIGHTS = 2048
+"""Weights of the groups whose scales a program looks for."""
+
+
+class TritonSteps:
+    """See BlockSteps.
+
+    Args:
+        device: of all tensors.
+    """
+
+    def __init__(self, grid: CodeGrid, device: torch.device) -> None:
+        self._grid = grid
+        self._shares = grid.tried_shares.to(device)
+        self._numbers = None if grid.is_contiguous else grid.halves.to(device)
+
+    def best_scales(
+        self, groups: torch.Tensor, widest: torch.Tensor, unit: torch.Tensor
+    ) -> torch.Tensor:
+        found = torch.empty_like(widest)
+        _launch(
+            best_scales(self._grid, groups.shape[-1]),
+            widest.numel(),
+            groups.contiguous(),
+            widest.contiguous(),
+            unit.expand_as(widest).contiguous(),
+            self._shares,
+            self._numbers,
+            found,
+            widest.numel(),
+        )
+        return found
+
+    def round_block(
+        self, block: torch.Tensor, scales: torch.Tensor, upper: torch.Tensor, codes: torch.Tensor
+    ) -> None:
+        rows, columns = block.shape
+        tensors = (block, scales, upper.contiguous(), self._numbers, codes)
+        strides = (block.stride(0), codes.stride(0))
+        _launch(round_block(self._grid), rows, *tensors, rows, columns, *strides)
+
+    def descend_block(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        residual: torch.Tensor,
+        gram: torch.Tensor,
+        unit: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, columns = codes.shape
+        change = residual.new_empty(rows, columns)
+        strides = (one.stride(0) for one in (codes, scales, residual, gram))
+        tensors = (codes, scales, residual, gram, unit, self._numbers, change)
+        source = descend_block(self._grid, columns // scales.shape[1])
+        _launch(source, rows, *tensors, rows, columns, *strides)
+        return change
+
+
+def best_scales(grid: CodeGrid, group_size: int) -> KernelSource:
+    constants = {
+        "GROUP_SIZE": group_size,
+        "SHARES": SHARES,
+        "BYTE_SCALES": grid.byte_scales,
+        "ROWS": _GROUPED_WEIGHTS // group_size,
+    }
+    pointers = ("groups", "widest", "units", "shares", "numbers", "found")
+    return _source(triton_kernels.best_scales, grid, pointers, ("num_groups",), constants)
+
+
+def round_block(grid: CodeGrid) -> KernelSource:
+    scalars = ("num_rows", "num_columns", "block_stride", "codes_stride")
+    pointers = ("block", "scales", "upper", "numbers", "codes")
+    constants = {"ROWS": _ROWS, "COLUMNS": BLOCK}
+    return _source(triton_kernels.round_block, grid, pointers, scalars, constants)
+
+
+def descend_block(grid: CodeGrid, group_size: int) -> KernelSource:
+    strides = ("codes_stride", "scales_stride", "residual_stride", "gram_stride")
+    constants = {
+        "GROUP_SIZE": group_size,
+        "BYTE_SCALES": grid.byte_scales,
+        "ROWS": _ROWS,
+        "COLUMNS": BLOCK,
+    }
+    pointers = ("codes", "scales", "residual", "gram", "unit", "numbers", "change")
+    scalars = ("num_rows", "num_columns", *strides)
+    return _source(triton_kernels.descend_block, grid, pointers, scalars, constants)
+
+
+def _source(
+    function: Any,
+    grid: CodeGrid,
+    pointers: Sequence[str],
+    scalars: Sequence[str],
+    constants: Mapping[str, int],
+) -> KernelSource:
+    absent = ("numbers",) if grid.is_contiguous else ()
+    parameters = (
+        *(
+            KernelParameter(name, "i8" if name == "codes" else "f32")
+            for name in pointers
+            if name not in absent
+        ),
+        *(KernelParameter(name, "i32", is_pointer=False) for name in scalars),
+    )
+    ends = {"FIRST": grid.numbers[0], "LAST": grid.numbers[-1]}
+    return KernelSource(function, parameters, {**constants, **ends}, absent=absent)
+
+
+def _launch(source: KernelSource, num_rows: int, *arguments: torch.Tensor | int | None) -> None:
+    """Launch a kernel on the device of its first argument, for so many rows."""
+    with torch.cuda.device_of(arguments[0]):
+        programs = -(-num_rows // int(source.constants["ROWS"]))
+        source.function[(programs,)](*arguments, **source.constants, num_warps=source.num_warps)
