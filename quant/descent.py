@@ -16,38 +16,63 @@ import torch
 from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import CodeGrid
 from trtc.quant.device_steps import steps_on
+from trtc.quant.triangles import panels
 
 
 def descend(
     codes: torch.Tensor,
     scales: torch.Tensor,
     unit: torch.Tensor,
-    residual: torch.Tensor,
+    change: torch.Tensor,
+    drift: torch.Tensor | None,
     gram: torch.Tensor,
     grid: CodeGrid,
     sweeps: int,
 ) -> None:
     """Improve codes and scales in place.
 
+    R = (W - Q) H + D is computed for a panel of columns when its turn comes; within it, each block
+    changes what is left of it.
+
     Args:
         codes: [N, K] i8, numbers of the grid.
         scales: [N, K / group_size] f32, as they are stored.
         unit: of the scales (quant/code_grid.py).
-        residual: R [N, K] f32; overwritten.
+        change: W - Q [N, K] f32 of any weights W; kept up with Q.
+        drift: D = (A - W) H [N, K] f32; None: A is W.
         gram: H [K, K] f32, with a positive diagonal.
         sweeps: how often each scale and each code is decided.
     """
-    steps, depth = steps_on(codes.device, grid), codes.shape[1]
-    group_size = depth // scales.shape[1]
     for _ in range(sweeps):
-        for begin in range(0, depth, BLOCK):
-            columns = slice(begin, min(begin + BLOCK, depth))
-            groups = slice(begin // group_size, columns.stop // group_size)
-            change = steps.descend_block(
-                codes[:, columns],
-                scales[:, groups],
-                residual[:, columns],
-                gram[columns, columns],
-                unit,
-            )
-            residual.addmm_(change, gram[columns])
+        for panel in panels(codes.shape[1]):
+            gradient = change @ gram[:, panel]
+            if drift is not None:
+                gradient += drift[:, panel]
+            _decide(panel, codes, scales, unit, change, gradient, gram, grid)
+
+
+def _decide(
+    panel: slice,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    unit: torch.Tensor,
+    change: torch.Tensor,
+    gradient: torch.Tensor,
+    gram: torch.Tensor,
+    grid: CodeGrid,
+) -> None:
+    """The columns of a panel, whose R [N, columns] is `gradient`; overwritten."""
+    steps = steps_on(codes.device, grid)
+    group_size = codes.shape[1] // scales.shape[1]
+    for begin in range(panel.start, panel.stop, BLOCK):
+        block = slice(begin, min(begin + BLOCK, panel.stop))
+        rest = slice(block.stop, panel.stop)
+        less = steps.descend_block(
+            codes[:, block],
+            scales[:, block.start // group_size : block.stop // group_size],
+            gradient[:, block.start - panel.start : block.stop - panel.start],
+            gram[block, block],
+            unit,
+        )
+        change[:, block] += less
+        gradient[:, rest.start - panel.start :].addmm_(less, gram[block, rest])

@@ -23,6 +23,7 @@ from trtc.quant.code_grid import INT4, CodeGrid
 from trtc.quant.descent import descend
 from trtc.quant.device_steps import steps_on
 from trtc.quant.scheme import Gptq
+from trtc.quant.triangles import invert_lower, multiply_by_transposed
 
 _MAX_DAMPING = 1.0
 _PERMUTED_AT_ONCE = 128
@@ -120,31 +121,19 @@ def round_weights(
         # What is no longer needed holds the copy: these matrices are gigabytes.
         gram = inputs.shift.copy_(inputs.gram)
     upper = _inverse_factor(inputs.gram, order, settings.damping)
-    aim = _aim(weight, drift, order, upper)
-    found = _round_columns(aim, scales.T.contiguous(), order // group_size, upper, grid)
-    del aim, upper
+    product = None if drift is None else drift[:, order]
+    if product is not None:
+        multiply_by_transposed(product, upper)
+    of_columns = scales.T.index_select(0, order // group_size)
+    found = _round_columns(weight[:, order], product, of_columns, upper, grid)
+    del product, of_columns, upper
     codes = torch.empty_like(found)
     codes[:, order] = found
     own = settings.shrinkage * power + settings.descent_damping * power.mean() + silent
     gram.diagonal().add_(own)
     change = weight.sub_(_dequantized(codes, scales))
-    residual = change @ gram if drift is None else drift.addmm_(change, gram)
-    descend(codes, scales, unit, residual, gram, grid, settings.sweeps)
+    descend(codes, scales, unit, change, drift, gram, grid, settings.sweeps)
     return Rounded(codes, scales, unit if grid.byte_scales else None)
-
-
-def _aim(
-    weight: torch.Tensor, drift: torch.Tensor | None, order: torch.Tensor, upper: torch.Tensor
-) -> torch.Tensor:
-    """The weights [N, K] that would be best if they need not be rounded, in `order`.
-
-    Args:
-        drift: W C [N, K] of GPTAQ.
-    """
-    if drift is None:
-        return weight[:, order]
-    product = drift[:, order] @ upper.T
-    return weight[:, order].addmm_(product, upper)
 
 
 def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> torch.Tensor:
@@ -152,7 +141,7 @@ def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> 
     `order`; more damping where it takes that.
 
     With J the matrix that reverses the order, L L^T = J (G + damping) J gives U = J inverse(L) J.
-    A wide linear's matrices are gigabytes: beside `gram`, one is held at once.
+    A wide linear's matrices are gigabytes: beside `gram`, which becomes U, one is held at once.
 
     Args:
         gram: overwritten.
@@ -167,10 +156,9 @@ def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> 
         failed = torch.zeros((), dtype=torch.int32, device=gram.device)
         torch.linalg.cholesky_ex(factor, out=(factor, failed))
         if not failed:
-            inverse = gram.zero_().fill_diagonal_(1.0).mT
-            torch.linalg.solve_triangular(factor, inverse, upper=False, out=inverse)
-            del factor
-            return inverse.flip(0, 1)
+            invert_lower(factor)
+            backwards = torch.arange(len(gram) - 1, -1, -1, device=gram.device)
+            return _permuted(factor.mT, backwards, gram).mT
         damping *= 10
     raise CalibrationError("gets activations whose products cannot be inverted")
 
@@ -180,34 +168,43 @@ def _permuted(matrix: torch.Tensor, order: torch.Tensor, result: torch.Tensor) -
 
     A block of rows at a time: indexing both at once would take an index of 8 bytes an element.
     """
-    for rows, some in zip(*(torch.split(one, _PERMUTED_AT_ONCE) for one in (result, order)), strict=True):
+    for rows, some in zip(
+        *(torch.split(one, _PERMUTED_AT_ONCE) for one in (result, order)), strict=True
+    ):
         torch.index_select(matrix[some], 1, order, out=rows)
     return result
 
 
 def _round_columns(
     weight: torch.Tensor,
+    product: torch.Tensor | None,
     scales: torch.Tensor,
-    groups: torch.Tensor,
     upper: torch.Tensor,
     grid: CodeGrid,
 ) -> torch.Tensor:
     """Codes [N, K] i8 of a weight whose columns are in the order of rounding.
 
+    What is rounded is W + P U, and column k is rounded when the errors E of those before have
+    changed it by -E U: so a block takes (P - E) U of those before it at once.
+
     Args:
-        weight: [N, K]; overwritten.
-        scales: [G, N], of groups of channels.
-        groups: [K], of each column.
+        weight: W [N, K]; overwritten.
+        product: P [N, K]; None: zero.
+        scales: [K, N], of the columns.
+        upper: U [K, K].
     """
     codes = torch.empty_like(weight, dtype=torch.int8)
     steps, depth = steps_on(weight.device, grid), weight.shape[1]
     for begin in range(0, depth, BLOCK):
-        end = min(begin + BLOCK, depth)
-        columns = slice(begin, end)
-        block, own = weight[:, columns], scales.index_select(0, groups[columns])
-        steps.round_block(block, own, upper[columns, columns], codes[:, columns])
-        # The block holds the errors of its columns.
-        weight[:, end:].addmm_(block, upper[columns, end:], alpha=-1)
+        columns = slice(begin, min(begin + BLOCK, depth))
+        rest = slice(columns.stop, depth)
+        block = weight[:, columns]
+        if product is not None:
+            block.addmm_(product[:, columns], upper[columns, columns])
+        steps.round_block(block, scales[columns], upper[columns, columns], codes[:, columns])
+        # The block holds its errors.
+        change = block.neg() if product is None else product[:, columns] - block
+        weight[:, rest].addmm_(change, upper[columns, rest])
     return codes
 
 

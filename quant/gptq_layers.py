@@ -29,6 +29,7 @@ from trtc.quant.layerwise import (
 from trtc.quant.nearest import round_to_nearest
 from trtc.quant.scheme import Gptq
 from trtc.quant.site_format import SiteFormat
+from trtc.quant.triangles import add_lower_gram, complete_gram
 
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 
@@ -206,20 +207,20 @@ class _Sums:
 
     def add(self, inputs: torch.Tensor) -> None:
         x = inputs.reshape(-1, inputs.shape[-1])
-        self._gram = _add_product(self._gram, x, x)
+        if self._gram is None:
+            self._gram = x.new_zeros(x.shape[1], x.shape[1])
+        add_lower_gram(self._gram, x)
         if self._exact is not None:
-            self._shift = _add_product(self._shift, next(self._exact) - x, x)
+            moved = next(self._exact) - x
+            self._shift = moved.T @ x if self._shift is None else self._shift.addmm_(moved.T, x)
 
+    @torch.inference_mode()
     def statistics(self, depth: int, device: torch.device) -> InputStatistics:
         """Of [depth] channels; of a site that got no token, all channels count alike."""
         if self._gram is None:
             return InputStatistics(torch.eye(depth, device=device))
+        complete_gram(self._gram)
         return InputStatistics(self._gram, self._shift)
-
-
-def _add_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """total + a^T b, in place; a^T b if there is none yet."""
-    return a.T @ b if total is None else total.addmm_(a.T, b)
 
 
 def _last(add: Callable[[torch.Tensor], None], stop: bool) -> Callable[..., None]:

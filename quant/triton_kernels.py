@@ -36,7 +36,7 @@ def _nearest(values, numbers, FIRST: tl.constexpr, LAST: tl.constexpr):
 def _as_stored(scales, unit, BYTE_SCALES: tl.constexpr):
     """CodeGrid.round_scales."""
     if BYTE_SCALES:
-        size = tl.div_rn(tl.abs(scales), unit)
+        size = tl.abs(scales) / unit
         size = tl.minimum(tl.maximum(size, _LEAST_SCALE), _LARGEST_SCALE)
         power = (size.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         size = _whole(size / power * _SCALE_STEPS) / _SCALE_STEPS * power * unit
@@ -110,11 +110,10 @@ def round_block(
         after = (column > k) & (column < num_columns)
         others = tl.load(upper + k * num_columns + column, mask=after, other=0.0)
         own = tl.sum(tl.where(here, left, 0.0), 1)
-        code = _nearest(tl.div_rn(own, scale), numbers, FIRST, LAST)
-        error = tl.div_rn(own - code * scale, tl.load(upper + k * num_columns + k))
+        code = _nearest(own / scale, numbers, FIRST, LAST)
+        error = (own - code * scale) / tl.load(upper + k * num_columns + k)
         left = tl.where(here, error[:, None], left - error[:, None] * others[None, :])
         result = tl.where(here, code[:, None], result)
-    tl.debug_barrier()
     tl.store(block + at, left, mask=inside)
     at = row.to(tl.int64)[:, None] * codes_stride + column[None, :]
     tl.store(codes + at, result.to(tl.int8), mask=inside)
@@ -168,7 +167,7 @@ def descend_block(
             products += number[:, None] * others[None, :]
         curvature = tl.sum(own * products, 1)
         slope = tl.sum(own * slopes, 1)
-        best = tl.where(curvature > 0.0, scale + tl.div_rn(slope, curvature), scale)
+        best = tl.where(curvature > 0.0, scale + slope / curvature, scale)
         better = _as_stored(best, own_unit, BYTE_SCALES) - scale
         # A rounded scale may be worse than what is there, and none may become zero.
         gain = 2.0 * better * slope - better * better * curvature
@@ -185,11 +184,9 @@ def descend_block(
             others = tl.load(gram + k * gram_stride + column, mask=in_columns, other=0.0)
             slope = tl.sum(tl.where(here, slopes, 0.0), 1)
             curvature = tl.load(gram + k * gram_stride + k) * scale
-            best = _nearest(number + tl.div_rn(slope, curvature), numbers, FIRST, LAST)
+            best = _nearest(number + slope / curvature, numbers, FIRST, LAST)
             slopes += ((number - best) * scale)[:, None] * others[None, :]
             code = tl.where(here, best[:, None], code)
-    # No row is written before all of the program have been read.
-    tl.debug_barrier()
     tl.store(change + line * num_columns + column[None, :], before - code * step, mask=inside)
     tl.store(codes + line * codes_stride + column[None, :], code.to(tl.int8), mask=inside)
     first_of_group = inside & (column % GROUP_SIZE == 0)[None, :]

@@ -10,8 +10,8 @@ from trtc.quant import triton_kernels
 from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import SHARES, CodeGrid
 
-_ROWS = 16
-"""Of a block that a program takes."""
+_ROWS = 4
+"""Of a block that a program takes, which is one warp: sums over columns need no barrier."""
 _GROUPED_WEIGHTS = 2048
 """Weights of the groups whose scales a program looks for."""
 
@@ -78,14 +78,16 @@ def best_scales(grid: CodeGrid, group_size: int) -> KernelSource:
         "ROWS": _GROUPED_WEIGHTS // group_size,
     }
     pointers = ("groups", "widest", "units", "shares", "numbers", "found")
-    return _source(triton_kernels.best_scales, grid, pointers, ("num_groups",), constants)
+    return _source(
+        triton_kernels.best_scales, grid, pointers, ("num_groups",), constants, num_warps=4
+    )
 
 
 def round_block(grid: CodeGrid) -> KernelSource:
     scalars = ("num_rows", "num_columns", "block_stride", "codes_stride")
     pointers = ("block", "scales", "upper", "numbers", "codes")
     constants = {"ROWS": _ROWS, "COLUMNS": BLOCK}
-    return _source(triton_kernels.round_block, grid, pointers, scalars, constants)
+    return _source(triton_kernels.round_block, grid, pointers, scalars, constants, num_warps=1)
 
 
 def descend_block(grid: CodeGrid, group_size: int) -> KernelSource:
@@ -98,7 +100,7 @@ def descend_block(grid: CodeGrid, group_size: int) -> KernelSource:
     }
     pointers = ("codes", "scales", "residual", "gram", "unit", "numbers", "change")
     scalars = ("num_rows", "num_columns", *strides)
-    return _source(triton_kernels.descend_block, grid, pointers, scalars, constants)
+    return _source(triton_kernels.descend_block, grid, pointers, scalars, constants, num_warps=1)
 
 
 def _source(
@@ -107,6 +109,8 @@ def _source(
     pointers: Sequence[str],
     scalars: Sequence[str],
     constants: Mapping[str, int],
+    *,
+    num_warps: int,
 ) -> KernelSource:
     absent = ("numbers",) if grid.is_contiguous else ()
     parameters = (
@@ -118,7 +122,7 @@ def _source(
         *(KernelParameter(name, "i32", is_pointer=False) for name in scalars),
     )
     ends = {"FIRST": grid.numbers[0], "LAST": grid.numbers[-1]}
-    return KernelSource(function, parameters, {**constants, **ends}, absent=absent)
+    return KernelSource(function, parameters, {**constants, **ends}, num_warps, absent=absent)
 
 
 def _launch(source: KernelSource, num_rows: int, *arguments: torch.Tensor | int | None) -> None:

@@ -124,7 +124,9 @@ def round_by_kernels(name: str, device: str) -> Rounded:
     assert given.shift is not None
     inputs = InputStatistics(given.gram.to(device), given.shift.to(device))
     places = ("trtc.quant.gptq.steps_on", "trtc.quant.descent.steps_on")
-    made = [mock.patch(place, side_effect=lambda at, grid: TritonSteps(grid, at)) for place in places]
+    made = [
+        mock.patch(place, side_effect=lambda at, grid: TritonSteps(grid, at)) for place in places
+    ]
     with made[0] as first, made[1] as second:
         weight = weights(ROWS, DEPTH, 1).to(device)
         found = round_weights(weight, inputs, GROUP_SIZE, SETTINGS, GRIDS[name])

@@ -30,8 +30,11 @@ class Problem:
         self.codes = grid.round(self.weight / spread).to(torch.int8)
 
     def descend(self, sweeps: int) -> None:
-        residual = (self.aim - self.values()) @ self.gram
-        descend(self.codes, self.scales, self.unit, residual, self.gram, self.grid, sweeps)
+        change = self.weight - self.values()
+        drift = (self.aim - self.weight) @ self.gram
+        given = (self.unit, change, drift, self.gram, self.grid)
+        descend(self.codes, self.scales, *given, sweeps)
+        assert torch.allclose(change, self.weight - self.values(), atol=1e-5)
 
     def values(self) -> torch.Tensor:
         return self.codes * self.scales.repeat_interleave(self.group, 1)
