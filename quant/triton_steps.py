@@ -127,6 +127,6 @@ def _source(
 
 def _launch(source: KernelSource, num_rows: int, *arguments: torch.Tensor | int | None) -> None:
     """Launch a kernel on the device of its first argument, for so many rows."""
-    with torch.cuda.device_of(arguments[0]):
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
         programs = -(-num_rows // int(source.constants["ROWS"]))
         source.function[(programs,)](*arguments, **source.constants, num_warps=source.num_warps)

@@ -20,12 +20,11 @@ class Case:
 
 
 CASES = {
-    "int4": Case(INT4, 128, 33, 128),
-    "int4-g32-ragged": Case(INT4, 32, 20, 96),
-    "iq4": Case(IQ4, 32, 16, 128),
+    "int4": Case(INT4, 128, 6, 128),
+    "int4-g32-ragged": Case(INT4, 32, 4, 96),
+    "iq4": Case(IQ4, 32, 3, 128),
     "iq4-g16-ragged": Case(IQ4, 16, 5, 48),
-    "int6": Case(INT6, 128, 17, 128),
-    "int6-one-row": Case(INT6, 64, 1, 64),
+    "int6-g64-one-row": Case(INT6, 64, 1, 64),
 }
 
 
