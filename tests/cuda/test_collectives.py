@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.caches import uniform_layout
-from tests.support.cuda_engines import in_interpreter, stand_in_for_compiler
+from tests.support.cuda_engines import stand_in_for_compiler
 from tests.support.ranks import Meeting
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.builder.memory import align
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda_lowering import write_launches

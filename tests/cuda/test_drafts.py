@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.cuda.test_engine import FAMILIES
-from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.cuda_engines import lower_dummy
 from tests.support.drafts import Replaying
 from tests.support.loops import Loop
 from tests.support.masks import SomeTokens
 from tests.support.models import VOCAB_SIZE, random_prompt
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.protos.sampling import SamplingParams
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.drafting import DraftConfig

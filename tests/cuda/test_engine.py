@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.cuda_engines import lower_dummy
 from tests.support.engines import NUM_PAGES, engine_stepper
 from tests.support.models import random_prompt
 from tests.support.steps import Stepper
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.protos.manifest import WEIGHTS_FILE
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.probe import solo_batch

@@ -2,8 +2,7 @@
 
 import torch
 
-from tests.support.cuda_engines import in_interpreter
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 
 needs_triton()
 

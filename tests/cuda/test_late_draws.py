@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.cuda_engines import lower_dummy
 from tests.support.loops import running_loop
 from tests.support.masks import SomeTokens, masks_of
 from tests.support.models import random_prompt
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.protos.sampling import SamplingParams
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.probe import solo_batch

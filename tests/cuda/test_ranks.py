@@ -13,11 +13,11 @@ import pytest
 import safetensors.numpy
 
 from tests.support.caches import kv_heads
-from tests.support.cuda_engines import in_interpreter, lower_ranks, stand_in_for_compiler
+from tests.support.cuda_engines import lower_ranks, stand_in_for_compiler
 from tests.support.engines import NUM_PAGES, engine_stepper
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.steps import Stepper
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets import cuda_lowering

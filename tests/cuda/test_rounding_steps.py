@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.support.compiled import compile_sources
-from tests.support.cuda_engines import in_interpreter
 from tests.support.rounding_cases import (
     CASES,
     Outcome,
@@ -17,7 +16,7 @@ from tests.support.rounding_cases import (
     rounded,
     weights,
 )
-from tests.support.triton_kernels import needs_triton
+from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.quant.block_steps import BlockSteps
 from trtc.quant.code_grid import GRIDS, CodeGrid

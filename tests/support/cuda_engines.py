@@ -1,9 +1,9 @@
 """CUDA engines in tests: lowered without compiling, run by Triton's interpreter on the CPU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +11,6 @@ import onnx
 from tests.support.engines import NUM_PAGES, dummy_request
 from tests.support.evaluate import LIMITS
 from tests.support.ranks import Meeting
-from tests.support.triton_kernels import interpreting_process
 from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
@@ -27,13 +26,6 @@ from trtc.runtime.executors.cuda.device import HostArray
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
 from trtc.runtime.executors.weights import map_weights
-
-Answer = TypeVar("Answer")
-
-
-def in_interpreter(work: Callable[..., Answer], *arguments: Any) -> Answer:
-    """Call `work` (a module's function) in the process where Triton interprets its kernels."""
-    return interpreting_process().submit(work, *arguments).result()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tests.support.library_product import library_product
 
+Answer = TypeVar("Answer")
 Array = NDArray[Any]
 
 # numpy cannot hand these to torch: they travel as integers of the same width.
@@ -88,6 +89,11 @@ def interpreting_process() -> ProcessPoolExecutor:
     """A process of its own: Triton decides at its import whether it interprets."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=context, initializer=set_interpreted)
+
+
+def in_interpreter(work: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call `work` (a module's function) in the process where Triton interprets its kernels."""
+    return interpreting_process().submit(work, *arguments).result()
 
 
 def set_interpreted() -> None:
@@ -263,7 +269,7 @@ def _numbers(handle: Any) -> Array:
 
 def interpret(launch: Launch) -> dict[str, Array]:
     """Every array after the launch, by parameter name."""
-    return interpreting_process().submit(_interpret, launch).result()
+    return in_interpreter(_interpret, launch)
 
 
 def _interpret(launch: Launch) -> dict[str, Array]:
@@ -281,7 +287,7 @@ def _interpret(launch: Launch) -> dict[str, Array]:
 
 def interpret_work(work: Work) -> dict[str, Array]:
     """Every array after the launches, by argument name."""
-    return interpreting_process().submit(_interpret_work, work).result()
+    return in_interpreter(_interpret_work, work)
 
 
 def _interpret_work(work: Work) -> dict[str, Array]:
