@@ -10,8 +10,9 @@ from trtc.quant import triton_kernels
 from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import SHARES, CodeGrid
 
-_ROWS = 4
-"""Of a block that a program takes, which is one warp: sums over columns need no barrier."""
+_ROWS = 8
+"""Of a block that a program takes: what one warp has registers for. Its sums over columns need no
+barrier."""
 _GROUPED_WEIGHTS = 2048
 """Weights of the groups whose scales a program looks for."""
 

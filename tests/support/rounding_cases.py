@@ -20,7 +20,7 @@ class Case:
 
 
 CASES = {
-    "int4": Case(INT4, 128, 6, 128),
+    "int4": Case(INT4, 128, 10, 128),
     "int4-g32-ragged": Case(INT4, 32, 4, 96),
     "iq4": Case(IQ4, 32, 3, 128),
     "iq4-g16-ragged": Case(IQ4, 16, 5, 48),
