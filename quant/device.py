@@ -117,6 +117,7 @@ def on_best_device(weights: Movable, work_bytes: int = 0) -> Iterator[Placement]
     finally:
         weights.to("meta")
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()  # pinned memory (quant/pinned.py)
 
 
 def device_of(model: Any) -> Any:

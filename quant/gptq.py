@@ -22,6 +22,7 @@ from trtc.quant.block_steps import BLOCK
 from trtc.quant.code_grid import INT4, CodeGrid
 from trtc.quant.descent import descend
 from trtc.quant.device_steps import steps_on
+from trtc.quant.pinned import on_cpu
 from trtc.quant.scheme import Gptq
 from trtc.quant.triangles import invert_lower, multiply_by_transposed
 
@@ -60,9 +61,13 @@ class Rounded:
         return _dequantized(self.codes, self.scales)
 
     def on_cpu(self) -> "Rounded":
-        """The same in the CPU's memory."""
-        unit = None if self.scale_unit is None else self.scale_unit.cpu()
-        return Rounded(self.codes.cpu(), self.scales.cpu(), unit)
+        """The same in the CPU's memory, which is for what does not stay there (quant/pinned.py)."""
+        unit = None if self.scale_unit is None else on_cpu(self.scale_unit)
+        return Rounded(on_cpu(self.codes), on_cpu(self.scales), unit)
+
+    def copy(self) -> "Rounded":
+        unit = None if self.scale_unit is None else self.scale_unit.clone()
+        return Rounded(self.codes.clone(), self.scales.clone(), unit)
 
 
 def search_scales(

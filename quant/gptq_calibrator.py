@@ -3,6 +3,7 @@ format of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +17,7 @@ from trtc.quant.gptq_memory import gptq_bytes
 from trtc.quant.modelopt_ptq import kv_scales
 from trtc.quant.packed_checkpoint import PackedCheckpoint
 from trtc.quant.scheme import Gptq
+from trtc.quant.side_thread import side_thread
 from trtc.quant.site_format import SiteFormat
 
 _MAX_TOKENS = 16_384
@@ -55,9 +57,10 @@ class GptqCalibrator:
             if isinstance(module, SeparateExperts):
                 module.collecting = True
         errors: list[LayerError] = []
-        for layer in round_layers(job, quantized, self.settings):
-            target.add(layer.linears)
-            errors += layer.errors
+        with side_thread() as side:
+            for layer in round_layers(job, quantized, self.settings, side):
+                side.give(partial(target.add, layer.linears))
+                errors += layer.errors
         scales = kv_scales(job.source, job.tokens) if self.kv_dtype == "f8e4m3" else {}
         job.progress(Step("writing the quantised checkpoint"))
         target.finish(ignored, scales)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ from trtc.quant.layerwise import (
     run_layer,
 )
 from trtc.quant.nearest import round_to_nearest
+from trtc.quant.pinned import on_cpu
 from trtc.quant.scheme import Gptq
+from trtc.quant.side_thread import SideThread
 from trtc.quant.site_format import SiteFormat
 from trtc.quant.triangles import add_lower_gram, complete_gram
 
@@ -50,7 +53,7 @@ class _Enough(Exception):
 
 
 def round_layers(
-    job: CalibrationJob, formats: Mapping[str, SiteFormat], settings: Gptq
+    job: CalibrationJob, formats: Mapping[str, SiteFormat], settings: Gptq, side: SideThread
 ) -> Iterator[RoundedLayer]:
     """Round the linears of a job's model; the model itself is left as it is.
 
@@ -62,9 +65,12 @@ def round_layers(
 
     Args:
         formats: of linears of the model's decoder layers, by name; others stay as they are.
+        side: writes the journal, and what the caller makes of a layer: when one is given, that of
+            the layers before is done.
 
     Raises:
         CalibrationError: activations that are not finite, with the linear's name.
+        OSError, SafetensorError: of the journal, a layer later.
     """
     model, layers = job.model, job.model.base_model.layers
     prefixes = {id(module): name for name, module in model.named_modules()}
@@ -77,6 +83,7 @@ def round_layers(
     if journal is not None and done:
         for index in range(done):
             saved = journal.layer(index)
+            side.wait()
             yield RoundedLayer(index, saved.linears, saved.errors)
         for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
             batch.hidden = hidden.to(batch.hidden.device)
@@ -96,9 +103,13 @@ def round_layers(
                 errors = _measured(pair, list(linears), unseen)
                 del pair
             named = {prefix + name: one for name, one in linears.items()}
+            side.wait()
             if journal is not None:
-                journal.save(index, named, errors, (batch.hidden for batch in batches))
+                after = [on_cpu(batch.hidden) for batch in batches]
+                side.give(partial(journal.save, index, named, errors, after))
+                del after  # it would live until the next are made
             yield RoundedLayer(index, named, errors)
+    side.wait()
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
 
 

@@ -29,6 +29,7 @@ from trtc.quant.nearest import round_to_nearest
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.recipe_path import PathPoint, Scores, Shapes, recipe_path, within_bits
 from trtc.quant.scheme import Gptq
+from trtc.quant.side_thread import side_thread
 from trtc.quant.site_format import BF16, EMBEDDING, FORMATS, LM_HEAD, TABLE_FORMATS, TABLES, site_of
 from trtc.quant.table_rounding import round_table
 
@@ -179,8 +180,9 @@ def _round_all(
         if to.is_gptq:
             phase = f"rounding all linears to {name} on {job.tokens.num_tokens} tokens"
             rounded[name] = {}
-            for layer in round_layers(replace(job, phase=phase), fitting, settings):
-                rounded[name] |= layer.linears
+            with side_thread() as side:
+                for layer in round_layers(replace(job, phase=phase), fitting, settings, side):
+                    rounded[name] |= {one: linear.copy() for one, linear in layer.linears.items()}
         else:
             rounded[name] = {
                 one: round_to_nearest(modules[one].weight.data.float(), to) for one in fitting

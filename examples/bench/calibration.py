@@ -6,8 +6,8 @@ Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a
 one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
 tokenizer of a bundled model. Layers are kept in DIR: a run that was killed is begun again by the
 same command, and goes on where it was. Prints the seconds of a layer and the peaks of the
-process's own memory, without the mapped files of the checkpoint, and of torch's on the GPU, of
-which it gets no more than `--device-gb`.
+process's own memory, without the mapped files of the checkpoint and pinned memory, of pinned
+memory, and of torch's on the GPU, of which it gets no more than `--device-gb`.
 """
 
 import argparse
@@ -122,13 +122,16 @@ def limit_device(num_bytes: float) -> None:
 def table(times: LayerTimes, total_s: float, host: Peak) -> str:
     """The run's figures."""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU"
-    reserved = torch.cuda.max_memory_reserved(0) if torch.cuda.is_available() else 0
+    reserved, pinned = 0, 0
+    if torch.cuda.is_available():
+        reserved = torch.cuda.max_memory_reserved(0)
+        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     layers = times.seconds
     median = statistics.median(layers) if layers else float("nan")
     return (
         f"{device}: {len(layers)} layers of {max(times.begun)}, median {median:.2f} s a layer, "
         f"{total_s:.0f} s in all; peaks: own memory {host.num_bytes / 1e9:.2f} GB, "
-        f"GPU {reserved / 1e9:.2f} GB"
+        f"pinned {pinned / 1e9:.2f} GB, GPU {reserved / 1e9:.2f} GB"
     )
 
 

@@ -2,6 +2,8 @@
 again."""
 
 import json
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from trtc.quant.prequantized import read_quantization
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.reference_model import load_model
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization, Gptq
+from trtc.quant.side_thread import side_thread
 from trtc.quant.site_format import FORMATS, site_of
 
 DRAFT = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
@@ -103,12 +106,33 @@ def test_two_formats_of_one_input_are_each_rounded_as_alone(tmp_path: Path) -> N
         named = {{"q": q, "k": k}[one]: FORMATS[name] for one, name in formats.items()}
         model = LayeredModel(source, "bfloat16")
         job = CalibrationJob(model, source, tmp_path, HELDOUT, HELDOUT, "", lambda step: None)
-        return next(round_layers(job, named, settings)).linears
+        with side_thread() as side:
+            return next(round_layers(job, named, settings, side)).linears
 
     both = rounded(q="int4_g32", k="int4_g64")
     for name, alone in ((q, rounded(q="int4_g32")), (k, rounded(k="int4_g64"))):
         same = (both[name].codes == alone[name].codes).float().mean()
         assert same > 0.99  # f32 may tip a tie
+
+
+def test_what_is_made_of_layers_is_one_behind_at_most(tmp_path: Path) -> None:
+    source = wide_checkpoint("llama", tmp_path)
+    named = {f"model.layers.{layer}.self_attn.q_proj": FORMATS["int4_g32"] for layer in range(2)}
+    job = CalibrationJob(
+        *(LayeredModel(source, "bfloat16"), source, tmp_path, HELDOUT, HELDOUT, ""),
+        lambda step: None,
+    )
+    done: list[int] = []
+
+    def make(index: int) -> None:
+        time.sleep(0.2)
+        done.append(index)
+
+    with side_thread() as side:
+        for layer in round_layers(job, named, Gptq(asymmetric=True, sweeps=0), side):
+            assert done == list(range(layer.index))
+            side.give(partial(make, layer.index))
+    assert done == [0, 1]
 
 
 def test_a_model_that_is_in_memory_whole_gives_the_same_bytes(

@@ -1,11 +1,13 @@
 """Calibrations that were killed: they go on where they were, and make the same bytes."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +16,11 @@ from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.gptq import Rounded
-from trtc.quant.journal import Journal, open_journals
+from trtc.quant.journal import Journal, key_of_inputs, open_journals
 from trtc.quant.scheme import SCHEMES
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from tests.quant.test_calibrate import HELDOUT
 from trtc.quant.calibrate import quantize_checkpoint
@@ -27,6 +29,8 @@ model, text, output, journal = map(Path, sys.argv[1:])
 
 def progress(step):
     if step.done == 1:
+        while not list(journal.rglob("streams-00000.safetensors")):
+            time.sleep(0.01)  # it is written meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
 
 quantize_checkpoint(model, SCHEMES["iq4"], "bf16", text, output, progress, HELDOUT, journal=journal)
@@ -123,6 +127,47 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     path = journal.directory / "scores.json"
     path.write_bytes(path.read_bytes()[:20])
     assert journal.scores() is None
+
+
+def test_an_error_of_writing_is_that_of_the_calibration(
+    inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever thread it comes from, and before another layer is written."""
+    written: list[int] = []
+
+    def refuse(journal: Journal, index: int, *given: object) -> None:
+        written.append(index)
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(Journal, "save", refuse)
+    model, text = inputs
+    with pytest.raises(OSError, match="the disk is full"):
+        quantize_checkpoint(
+            model,
+            SCHEMES["iq4"],
+            "bf16",
+            text,
+            tmp_path / "out",
+            lambda step: None,
+            HELDOUT,
+            journal=tmp_path / "journal",
+        )
+    assert written == [0]
+
+
+def test_a_key_is_of_every_byte_of_the_checkpoint(tmp_path: Path) -> None:
+    for name, content in (("a.safetensors", b"x" * 999), ("config.json", b"{}"), ("b.txt", b"?")):
+        (tmp_path / name).write_bytes(content)
+    tokens = [[np.arange(5, dtype=np.int32)]]
+    found = [key_of_inputs(tmp_path, tokens, "CPU", "bf16") for _ in range(2)]
+    (tmp_path / "b.txt").write_bytes(b"no part of it")
+    found.append(key_of_inputs(tmp_path, tokens, "CPU", "bf16"))
+    assert len(set(found)) == 1
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 998 + b"y")
+    found.append(key_of_inputs(tmp_path, tokens, "CPU", "bf16"))
+    (tmp_path / "a.safetensors").rename(tmp_path / "c.safetensors")
+    found.append(key_of_inputs(tmp_path, tokens, "CPU", "bf16"))
+    assert len(set(found)) == 3
 
 
 def test_journals_of_other_inputs_are_cleared(tmp_path: Path) -> None:
