@@ -14,6 +14,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -54,11 +55,9 @@ def key_of_inputs(
     files, tokens, versions, and what computes."""
     digest = hashlib.sha256()
     files = sorted(path for path in model_dir.iterdir() if path.suffix in _READ and path.is_file())
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(
-                f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode()
-            )
+    with ThreadPoolExecutor(torch.get_num_threads(), "trtc-digest") as pool:
+        for path, own in zip(files, pool.map(_digest_of, files), strict=True):
+            digest.update(f"{path.name} {own}\n".encode())
     for windows in sequences:
         digest.update(f"{[len(ids) for ids in windows]}\n".encode())
         for ids in windows:
@@ -67,6 +66,11 @@ def key_of_inputs(
     computed = (__version__, versions, device, dtype, platform.machine(), torch.get_num_threads())
     digest.update(repr((*computed, torch.backends.cpu.get_cpu_capability())).encode())
     return digest.hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
