@@ -22,6 +22,9 @@ _COPIES = 4
 def gptq_bytes(model_dir: Path, formats: Mapping[str, SiteFormat], num_tokens: int) -> int:
     """An estimate, from the shapes of the largest decoder layer. No weights are read.
 
+    What is written of the layer before is left out: on a GPU it is in the CPU's memory, and on a
+    CPU it is written long before a layer comes to its largest linear.
+
     Args:
         formats: of the linears that are rounded, by name.
         num_tokens: of the calibration text, at most.
