@@ -47,6 +47,11 @@ def test_a_model_stays_where_it_is_without_a_gpu() -> None:
     assert model.weight.device.type == "cpu"
 
 
+def pinned_bytes() -> int:
+    """Of the CPU's memory that PyTorch keeps for copies of a GPU's."""
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "name", ["fp8", "fp8_dynamic", "int8_sq", "int4", "int4_awq", "w4a8_awq", "nvfp4"]
@@ -54,17 +59,18 @@ def test_a_model_stays_where_it_is_without_a_gpu() -> None:
 def test_calibration_runs_on_the_gpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same layers, as good as on the CPU, and the GPU's memory given back."""
+    """The same layers, as good as on the CPU, and the GPU's and pinned memory given back."""
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
     steps: list[Step] = []
-    free = torch.cuda.mem_get_info()[0]
+    free, pinned = torch.cuda.mem_get_info()[0], pinned_bytes()
     there = quantize_checkpoint(
         MODEL, scheme_named(name), "bf16", None, tmp_path / "gpu", steps.append
     )
     assert there.device == torch.cuda.get_device_name()
     assert any(there.device in step.phase for step in steps)
     assert torch.cuda.mem_get_info()[0] > free - (1 << 30)
+    assert pinned_bytes() <= pinned
     monkeypatch.setattr("trtc.quant.device.visible_gpus", lambda: ())
     here = quantize_checkpoint(
         MODEL, scheme_named(name), "bf16", None, tmp_path / "cpu", steps.append
