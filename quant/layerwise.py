@@ -94,8 +94,10 @@ def _outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, 
 
 
 def carries_more(model: Any) -> bool:
-    """Whether a layer needs more of the one before it than hidden states."""
-    return any(_CARRIED in _parameters(layer) for layer in model.base_model.layers)
+    """Whether a layer needs more of those before it than hidden states: what they selected, or
+    their keys and values."""
+    shares = bool(getattr(model.config.get_text_config(), "num_kv_shared_layers", 0))
+    return shares or any(_CARRIED in _parameters(layer) for layer in model.base_model.layers)
 
 
 def _parameters(layer: nn.Module) -> list[str]:

@@ -84,9 +84,12 @@ def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     assert len(list((journal / "calibration").iterdir())) == 1
 
 
-def test_a_model_whose_layers_give_more_than_hidden_states_has_none(tmp_path: Path) -> None:
-    """GLM-5's give the tokens that they selected."""
-    model = wide_checkpoint("glm_moe_dsa", tmp_path)
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "gemma4_e"])
+def test_a_model_whose_layers_give_more_than_hidden_states_has_none(
+    family: str, tmp_path: Path
+) -> None:
+    """GLM-5's give the tokens that they selected, Gemma 4's small ones their keys and values."""
+    model = wide_checkpoint(family, tmp_path)
     text, journal = calibration_ids(tmp_path / "ids.jsonl"), tmp_path / "journal"
     quantize_checkpoint(
         model,
