@@ -8,8 +8,8 @@ from trtc.builder.engine_size import Bytes
 from trtc.builder.report_frontier import FrontierPoint
 from trtc.protos.errors import AccuracyError
 from trtc.protos.progress import Progress, Step
-from trtc.quant.calibrate import recipe_search
 from trtc.quant.calibration_text import TokenSet
+from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.recipe_path import PathPoint, recipe_path
 
@@ -94,7 +94,7 @@ def narrowest_recipe(model_dir: Path, tables: tuple[str, ...]) -> FormatRecipe:
         UnsupportedError: Transformers has no such model.
     """
     from trtc.quant.linears import linear_shapes, table_shape
-    from trtc.quant.recipe_search import SEARCHED
+    from trtc.quant.rounded_sites import SEARCHED
 
     of_tables = dict.fromkeys(tables, table_shape(model_dir))
     return recipe_path({**linear_shapes(model_dir), **of_tables}, {}, SEARCHED)[0].recipe
@@ -149,12 +149,10 @@ def _within_bytes(
 
 
 def _found(search: "RecipeSearch", chosen: PathPoint) -> FoundRecipe:
-    measured = {point.bits: found for point, found in search.frontier()}
-    measured[chosen.bits] = search.measure(chosen.recipe)
     points = tuple(
         FrontierPoint(
-            bits=bits, kl=max(kl.mean, 0.0), kl_error=kl.error, chosen=bits == chosen.bits
+            bits=point.bits, kl=max(kl.mean, 0.0), kl_error=kl.error, chosen=point == chosen
         )
-        for bits, kl in sorted(measured.items(), key=lambda item: item[0])
+        for point, kl in search.frontier(chosen)
     )
     return FoundRecipe(chosen.recipe, points)

@@ -1,35 +1,31 @@
 """Quantisation of a checkpoint into one that other engines load, too."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration import CalibrationJob, Calibrator
-from trtc.quant.calibration_mixture import Mixture, read_calibration, tokenize_mixture
+from trtc.quant.calibration_inputs import calibration_set, journals_below, opened
+from trtc.quant.calibration_mixture import Mixture, read_calibration
 from trtc.quant.calibration_text import (
-    MIN_TOKENS,
     TOKENIZER_FILE,
     WINDOW,
     TokenSet,
 )
 from trtc.quant.device import Placement, on_best_device
-from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
+from trtc.quant.evaluation import heldout_set, part_of
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
-from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Nearest, Scheme
 from trtc.quant.site_format import BF16, FP8, INT8, SiteFormat, grouped
 
 if TYPE_CHECKING:
-    from trtc.quant.journal import Journals
     from trtc.quant.layer_source import LayerSource
-    from trtc.quant.recipe_search import RecipeSearch
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -44,8 +40,6 @@ _COPIED_FILES = (
     "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
 )
-_CALIBRATION_SEED = 1
-_SEARCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,8 @@ def quantize_checkpoint(
     texts = read_calibration(calibration)
     plan = _planned(model_dir, scheme, kv_dtype, keep)
     progress(Step("opening the checkpoint"))
-    source = _opened(model_dir, plan.calibrator, texts, heldout)
+    by_layer = plan.calibrator.by_layer
+    source = opened(model_dir, "bfloat16", texts, heldout, by_layer=by_layer)
     work = plan.calibrator.work_bytes(model_dir)
     if work:
         needed = (source.num_bytes + work) / 1e9
@@ -140,51 +135,6 @@ class _Plan:
     calibrator: Calibrator
     kept: tuple[str, ...] = ()
     recipe: FormatRecipe | None = None
-
-
-@contextmanager
-def recipe_search(
-    model_dir: Path,
-    calibration: str | Path | None,
-    heldout: TokenSet | None,
-    progress: Progress,
-    tables: Sequence[str] = (),
-    journal: Path | None = None,
-) -> Iterator["RecipeSearch"]:
-    """A search for recipes of a checkpoint, which is in memory within the block.
-
-    The same inputs give the same recipes.
-
-    Args:
-        calibration: as of `quantize_checkpoint`.
-        heldout: what divergences are measured on; None: text that ships with trtc, or what the
-            model writes.
-        tables: sites of tables that get a format as well, LM_HEAD or EMBEDDING.
-        journal: as of `quantize_checkpoint`.
-
-    Raises:
-        CalibrationError: text that is too small or unreadable.
-        CheckpointError: a damaged checkpoint.
-    """
-    texts = read_calibration(calibration)
-    from trtc.quant.experts import separate_experts
-    from trtc.quant.layer_source import WholeModel
-    from trtc.quant.linears import mark_starved
-    from trtc.quant.recipe_search import RecipeSearch
-
-    progress(Step("loading the checkpoint to find its recipe"))
-    model = load_model(model_dir, reference_dtype(model_dir))
-    facts = model.config.get_text_config()
-    window = min(WINDOW, facts.max_position_embeddings)
-    source = WholeModel(model)
-    with on_best_device(source) as placement:
-        tokens = _calibration_set(model, model_dir, texts, window, _SEARCH_TOKENS)
-        heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
-        mark_starved(source, separate_experts(model), tokens)
-        own = None if journal is None else journal / "search"
-        journals = _journals(own, model, model_dir, (tokens, heldout), placement)
-        job = CalibrationJob(source, model_dir, model_dir, tokens, heldout, "", progress, journals)
-        yield RecipeSearch(job, Gptq(asymmetric=True), tables)
 
 
 def _planned(
@@ -229,18 +179,6 @@ def _nearest(kv_dtype: str, formats: Mapping[str, SiteFormat], hadamard: int) ->
     return NearestCalibrator(kv_dtype, formats, hadamard)
 
 
-def _opened(
-    model_dir: Path, calibrator: Calibrator, texts: Mixture, heldout: TokenSet | None
-) -> "LayerSource":
-    """The model, whole where the calibrator needs that, or where the model has to write text."""
-    from trtc.quant.layer_source import LayeredModel, WholeModel
-
-    writes = not (model_dir / TOKENIZER_FILE).is_file() and (texts.is_default or heldout is None)
-    if calibrator.by_layer and not writes:
-        return LayeredModel(model_dir, "bfloat16")
-    return WholeModel(load_model(model_dir, "bfloat16"))
-
-
 def _quantize(
     source: "LayerSource",
     model_dir: Path,
@@ -258,14 +196,14 @@ def _quantize(
     model = source.model
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    tokens = _calibration_set(model, model_dir, texts, window, plan.calibrator.max_tokens)
+    tokens = calibration_set(model, model_dir, texts, window, plan.calibrator.max_tokens)
     heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
     starved = mark_starved(source, separate_experts(model), tokens)
     output_dir.mkdir(parents=True, exist_ok=True)
     phase = f"calibrating {plan.name} on {tokens.num_tokens} tokens, {placement}"
     part = part_of(heldout)
     own = None if journal is None else journal / "calibration"
-    journals = _journals(own, model, model_dir, (tokens, part), placement)
+    journals = journals_below(own, model, model_dir, (tokens, part), placement)
     job = CalibrationJob(source, model_dir, output_dir, tokens, part, phase, progress, journals)
     layers = plan.calibrator.run(job)
     _copy_files(model_dir, output_dir)
@@ -281,36 +219,6 @@ def _quantize(
         plan.kept,
         {} if plan.recipe is None else plan.recipe.names,
     )
-
-
-def _journals(
-    directory: Path | None,
-    model: Any,
-    model_dir: Path,
-    texts: Sequence[TokenSet],
-    placement: Placement,
-) -> "Journals | None":
-    from trtc.quant.journal import key_of_inputs, open_journals
-    from trtc.quant.layerwise import carries_more
-
-    # A journal has hidden states alone of what a layer gives.
-    if directory is None or carries_more(model):
-        return None
-    key = key_of_inputs(
-        model_dir, [text.sequences for text in texts], placement.name, str(model.dtype)
-    )
-    return open_journals(directory, key)
-
-
-def _calibration_set(
-    model: Any, model_dir: Path, texts: Mixture, window: int, max_tokens: int
-) -> TokenSet:
-    if texts.is_default and not (model_dir / TOKENIZER_FILE).is_file():
-        length = min(window, SELF_SAMPLE_LENGTH)
-        count = 2 * MIN_TOKENS // length
-        return sample_sequences(model, count=count, length=length, seed=_CALIBRATION_SEED)
-    vocab_size = model.config.get_text_config().vocab_size
-    return tokenize_mixture(texts, model_dir, vocab_size, window=window, max_tokens=max_tokens)
 
 
 def _copy_files(model_dir: Path, output_dir: Path) -> None:

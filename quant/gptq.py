@@ -13,6 +13,7 @@ W + W C H^-1. Those are rounded as GPTQ rounds; the paper changes columns one at
 before could not make good for their own inputs, which is less accurate (docs/lab/accuracy-4bit.md).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,8 @@ from trtc.quant.triangles import invert_lower, multiply_by_transposed
 _MAX_DAMPING = 1.0
 _PERMUTED_AT_ONCE = 128
 """Rows of a matrix."""
+_VALUES_AT_ONCE = 1 << 27
+"""Weights whose values are made of codes at once."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,26 @@ class Rounded:
         """The weights [N, K] f32 that they stand for."""
         return _dequantized(self.codes, self.scales)
 
+    def rows(self, which: slice | torch.Tensor) -> "Rounded":
+        """Those of some output channels, or tokens."""
+        return Rounded(self.codes[which], self.scales[which], self.scale_unit)
+
+    def parts(self) -> Iterator[tuple[slice, "Rounded"]]:
+        """All rows, some at a time: of a large one, values are gigabytes."""
+        step = max(1, _VALUES_AT_ONCE // self.codes.shape[1])
+        for begin in range(0, len(self.codes), step):
+            rows = slice(begin, begin + step)
+            yield rows, self.rows(rows)
+
+    def to(self, device: torch.device | str) -> "Rounded":
+        """The same on a device."""
+        unit = None if self.scale_unit is None else self.scale_unit.to(device)
+        return Rounded(self.codes.to(device), self.scales.to(device), unit)
+
     def on_cpu(self) -> "Rounded":
         """The same in the CPU's memory, which is for what does not stay there (quant/pinned.py)."""
         unit = None if self.scale_unit is None else on_cpu(self.scale_unit)
         return Rounded(on_cpu(self.codes), on_cpu(self.scales), unit)
-
-    def copy(self) -> "Rounded":
-        unit = None if self.scale_unit is None else self.scale_unit.clone()
-        return Rounded(self.codes.clone(), self.scales.clone(), unit)
 
 
 def search_scales(

@@ -16,6 +16,7 @@ from trtc.protos.progress import Step
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import InputStatistics, Rounded, round_weights
+from trtc.quant.journal import Journal
 from trtc.quant.layer_error import Meter
 from trtc.quant.layerwise import (
     Site,
@@ -29,6 +30,7 @@ from trtc.quant.layerwise import (
 )
 from trtc.quant.nearest import round_to_nearest
 from trtc.quant.pinned import on_cpu
+from trtc.quant.reference_model import layer_prefixes
 from trtc.quant.scheme import Gptq
 from trtc.quant.side_thread import SideThread
 from trtc.quant.site_format import SiteFormat
@@ -55,13 +57,13 @@ class _Enough(Exception):
 def round_layers(
     job: CalibrationJob, formats: Mapping[str, SiteFormat], settings: Gptq, side: SideThread
 ) -> Iterator[RoundedLayer]:
-    """Round the linears of a job's model; the model itself is left as it is.
+    """Round the linears of a job's model; the model itself is left as it is. With journals, layers
+    that a run before has done are read.
 
     Weights of 4 bits are rounded by GPTQ or GPTAQ, others to nearest.
 
     In memory at once are a layer, one or two copies of it in f32, the hidden states of the text,
-    the inputs of the layer's linears, and what `round_weights` needs for one of them. With
-    journals, layers that a run before has done are read.
+    the inputs of the layer's linears, and what `round_weights` needs for one of them.
 
     Args:
         formats: of linears of the model's decoder layers, by name; others stay as they are.
@@ -72,25 +74,45 @@ def round_layers(
         CalibrationError: activations that are not finite, with the linear's name.
         OSError, SafetensorError: of the journal, a layer later.
     """
-    model, layers = job.model, job.model.base_model.layers
-    prefixes = {id(module): name for name, module in model.named_modules()}
-    rounded, exact = (open_stream(model, job.tokens.sequences) for _ in range(2))
-    unseen = open_stream(model, job.heldout.sequences)
-    batches = [batch for stream in (rounded, exact, unseen) for batch in stream]
-    run = (sorted(formats.items()), settings)
-    journal = None if job.journals is None else job.journals.of_run(run)
+    journal = journal_of(job, formats, settings)
     done = 0 if journal is None else journal.num_layers()
-    if journal is not None and done:
+    if journal is not None:
         for index in range(done):
             saved = journal.layer(index)
             side.wait()
             yield RoundedLayer(index, saved.linears, saved.errors)
+    yield from round_others(job, formats, settings, done, side)
+
+
+def journal_of(
+    job: CalibrationJob, formats: Mapping[str, SiteFormat], settings: Gptq
+) -> Journal | None:
+    """Where a job keeps the layers that it rounds so; None: nowhere."""
+    run = (sorted(formats.items()), settings)
+    return None if job.journals is None else job.journals.of_run(run)
+
+
+def round_others(
+    job: CalibrationJob,
+    formats: Mapping[str, SiteFormat],
+    settings: Gptq,
+    done: int,
+    side: SideThread,
+) -> Iterator[RoundedLayer]:
+    """As `round_layers`, of layers but the first `done`, which the journal has."""
+    journal = journal_of(job, formats, settings)
+    model, layers = job.model, job.model.base_model.layers
+    prefixes = layer_prefixes(model)
+    rounded, exact = (open_stream(model, job.tokens.sequences) for _ in range(2))
+    unseen = open_stream(model, job.heldout.sequences)
+    batches = [batch for stream in (rounded, exact, unseen) for batch in stream]
+    if journal is not None and done:
         for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
             batch.hidden = hidden.to(batch.hidden.device)
     with job.source.layers_only():
         for index in range(done, len(layers)):
             job.progress(Step(job.phase, index, len(layers), "layers"))
-            prefix = f"{prefixes[id(layers[index])]}."
+            prefix = prefixes[index]
             within = {
                 name.removeprefix(prefix): one
                 for name, one in formats.items()
@@ -106,7 +128,7 @@ def round_layers(
             side.wait()
             if journal is not None:
                 after = [on_cpu(batch.hidden) for batch in batches]
-                side.give(partial(journal.save, index, named, errors, after))
+                side.give(partial(journal.save, index, named, formats, errors, after))
                 del after  # it would live until the next are made
             yield RoundedLayer(index, named, errors)
     side.wait()

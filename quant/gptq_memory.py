@@ -7,7 +7,7 @@ from torch import nn
 
 from trtc.quant.evaluation import MAX_TOKENS
 from trtc.quant.experts import separate_experts
-from trtc.quant.reference_model import empty_model, load_config
+from trtc.quant.reference_model import empty_model, layer_prefixes, load_config
 from trtc.quant.site_format import SiteFormat
 
 _F32 = 4
@@ -36,10 +36,9 @@ def gptq_bytes(model_dir: Path, formats: Mapping[str, SiteFormat], num_tokens: i
     separate_experts(model)
     hidden_size: int = model.config.get_text_config().hidden_size
     hidden = (_STREAMS * num_tokens + MAX_TOKENS) * hidden_size
-    names = {id(module): name for name, module in model.named_modules()}
     layers = [
-        _layer_values(layer, f"{names[id(layer)]}.", formats, num_tokens)
-        for layer in model.base_model.layers
+        _layer_values(layer, prefix, formats, num_tokens)
+        for layer, prefix in zip(model.base_model.layers, layer_prefixes(model), strict=True)
     ]
     return _F32 * (hidden + max(layers))
 

@@ -1,11 +1,11 @@
-"""Rounded layers on disk, from which a calibration that was killed goes on.
+"""Rounded layers on disk: a calibration that was killed goes on from them, a search reads them.
 
     <directory>/<key of the inputs>/<key of the run>/layer-00000.safetensors ...   codes and scales
                                                      streams-00000.safetensors     of the last layer
                                                      scores.json                   of a search
 
-Hidden states are written as they are in memory, f32: a run that goes on makes what it would have
-made, bit for bit.
+Hidden states are written as they are in memory, codes of 4 and 6 bits packed: a run that goes on
+makes what it would have made, bit for bit.
 Files are renamed into place when they are on the disk, the streams of a layer after the layer.
 """
 
@@ -13,12 +13,13 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -29,11 +30,14 @@ from trtc.protos.manifest import LayerError
 from trtc.protos.staging import sync
 from trtc.quant.calibration_text import Int32s
 from trtc.quant.gptq import Rounded
+from trtc.quant.packed_codes import pack_codes, unpack_codes
+from trtc.quant.site_format import SiteFormat
 from trtc.version import __version__
 
 _LAYER, _STREAMS = "layer", "streams"
-_PARTS = ("codes", "scales", "scale_unit")
-_ERRORS, _LINEARS = "errors", "linears"
+_CODES, _SCALES, _UNIT = "codes", "scales", "scale_unit"
+_SCALE_BYTES = 2
+_ERRORS, _FORMATS = "errors", "formats"
 _SCORES = "scores.json"
 _READ = (".safetensors", ".json")
 """Files of a checkpoint that decide what calibration makes."""
@@ -78,6 +82,8 @@ class Journal:
     """The layers of one run."""
 
     directory: Path
+    resumes: bool = True
+    """Whether it has hidden states as well, without which a run begins again."""
 
     def num_layers(self) -> int:
         """How many layers are there, with the streams after the last of them.
@@ -93,19 +99,19 @@ class Journal:
                 return last + 1
         return 0
 
-    def layer(self, index: int) -> SavedLayer:
-        """One of them."""
+    def layer(self, index: int, names: Container[str] | None = None) -> SavedLayer:
+        """One of them.
+
+        Args:
+            names: of the linears to read; None: all.
+        """
         with safe_open(self._file(_LAYER, index), framework="pt") as file:
-            about, names = file.metadata(), set(file.keys())
+            about = file.metadata()
+            formats = msgspec.convert(json.loads(about[_FORMATS]), dict[str, SiteFormat])
             linears = {
-                name: Rounded(
-                    **{
-                        part: file.get_tensor(f"{name}|{part}")
-                        for part in _PARTS
-                        if f"{name}|{part}" in names
-                    }
-                )
-                for name in json.loads(about[_LINEARS])
+                name: _read(file, name, to)
+                for name, to in formats.items()
+                if names is None or name in names
             }
         errors = msgspec.convert(json.loads(about[_ERRORS]), tuple[LayerError, ...])
         return SavedLayer(linears, errors)
@@ -120,24 +126,36 @@ class Journal:
         self,
         index: int,
         linears: Mapping[str, Rounded],
+        formats: Mapping[str, SiteFormat],
         errors: Sequence[LayerError],
         hidden: Iterable[torch.Tensor],
     ) -> None:
-        """Write a layer, and the hidden states after it in place of those before."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Write a layer, and the hidden states after it in place of those before.
+
+        Args:
+            formats: of the linears, and maybe of others.
+        """
         tensors = {
-            f"{name}|{part}": value.contiguous()
+            f"{name}|{part}": value
             for name, rounded in linears.items()
-            for part in _PARTS
-            if (value := getattr(rounded, part)) is not None
+            for part, value in _stored(rounded, formats[name]).items()
         }
-        # Linears of a site share their unit, and a file has no tensor twice.
-        tensors = {name: value.clone() for name, value in tensors.items()}
-        about = {_ERRORS: json.dumps(msgspec.to_builtins(errors)), _LINEARS: json.dumps([*linears])}
+        own = {name: formats[name] for name in linears}
+        about = {_ERRORS: _json(errors), _FORMATS: _json(own)}
         self._write(_LAYER, index, tensors, about)
+        if self.resumes:
+            self.save_streams(index, hidden)
+            self._file(_STREAMS, index - 1).unlink(missing_ok=True)
+
+    def save_streams(self, index: int, hidden: Iterable[torch.Tensor]) -> None:
+        """Write the hidden states after a layer."""
         after = {f"{number:06}": one.cpu().contiguous() for number, one in enumerate(hidden)}
         self._write(_STREAMS, index, after, {})
-        self._file(_STREAMS, index - 1).unlink(missing_ok=True)
+
+    def drop_streams(self) -> None:
+        """Remove all hidden states."""
+        for path in self.directory.glob(f"{_STREAMS}-*"):
+            path.unlink()
 
     def scores(self) -> dict[tuple[str, str], float] | None:
         """What was saved of a search; None: nothing that can be read."""
@@ -161,6 +179,7 @@ class Journal:
     def _write(
         self, kind: str, index: int, tensors: dict[str, torch.Tensor], about: dict[str, str]
     ) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
         path = self._file(kind, index)
         partial = path.with_suffix(".partial")
         save_file(tensors, partial, about)
@@ -170,6 +189,35 @@ class Journal:
         sync(partial)
         partial.replace(self.directory / name)
         sync(self.directory)
+
+
+def stored_bytes(to: SiteFormat, out_features: int, in_features: int) -> int:
+    """What a weight takes in a journal."""
+    groups = in_features // to.group_size if to.group_size else 1
+    return out_features * (in_features * to.code_bits // 8 + groups * _SCALE_BYTES)
+
+
+def _stored(rounded: Rounded, to: SiteFormat) -> dict[str, torch.Tensor]:
+    """The tensors of a weight."""
+    codes = pack_codes(rounded.codes, to) if to.is_gptq else rounded.codes
+    parts = {_CODES: codes, _SCALES: rounded.scales.bfloat16(), _UNIT: rounded.scale_unit}
+    # Linears of a site share their unit, and a file has no tensor twice.
+    return {key: part.contiguous().clone() for key, part in parts.items() if part is not None}
+
+
+def _read(file: Any, name: str, to: SiteFormat) -> Rounded:
+    """What `_stored` was given."""
+    codes = file.get_tensor(f"{name}|{_CODES}")
+    unit = f"{name}|{_UNIT}"
+    return Rounded(
+        unpack_codes(codes, to) if to.is_gptq else codes,
+        file.get_tensor(f"{name}|{_SCALES}").float(),
+        file.get_tensor(unit) if unit in file.keys() else None,  # noqa: SIM118 (it is no mapping)
+    )
+
+
+def _json(value: object) -> str:
+    return json.dumps(msgspec.to_builtins(value))
 
 
 def _check(path: Path) -> None:
@@ -182,6 +230,8 @@ class Journals:
     """The runs of one build, which have the same inputs."""
 
     directory: Path
+    resumes: bool = True
+    """As of each journal."""
 
     def of_run(self, settings: object) -> Journal:
         """The journal of a run.
@@ -190,7 +240,7 @@ class Journals:
             settings: all that decides what it makes of the inputs; its `repr` says all of it.
         """
         key = hashlib.sha256(repr(settings).encode()).hexdigest()
-        return Journal(self.directory / key[:32])
+        return Journal(self.directory / key[:32], self.resumes)
 
 
 def open_journals(directory: Path | None, key: str) -> Journals | None:

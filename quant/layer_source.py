@@ -17,6 +17,7 @@ from torch import nn
 from trtc.quant.device import Movable
 from trtc.quant.experts import SeparateExperts, separated
 from trtc.quant.partial_loading import PartialCheckpoint
+from trtc.quant.reference_model import layer_prefixes
 
 
 class LayerSource(Movable, Protocol):
@@ -75,8 +76,7 @@ class LayeredModel:
         self._device = "cpu"
         self._checkpoint = PartialCheckpoint(model_dir, dtype)
         self.model = self._checkpoint.without_layers()
-        names = {id(module): name for name, module in self.model.named_modules()}
-        self._paths = [names[id(layer)] for layer in self.model.base_model.layers]
+        self._paths = [prefix.removesuffix(".") for prefix in layer_prefixes(self.model)]
 
     @property
     def num_bytes(self) -> int:

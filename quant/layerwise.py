@@ -66,30 +66,38 @@ def open_stream(
         wide: in f32, whatever the model is in.
         batch: sequences of one length that are computed at once, at most.
     """
-    widened = _wide_embeddings(model) if wide else nullcontext()
-    with _standing_in(model, _pass_on) as calls, widened:
-        return [_first_batch(model, ids, calls) for ids in _equal_lengths(sequences, batch)]
+    with _wide_embeddings(model) if wide else nullcontext(), torch.no_grad():
+        return [first_batch(model, ids) for ids in _equal_lengths(sequences, batch)]
+
+
+def first_batch(model: Any, ids: torch.Tensor) -> Batch:
+    """Sequences [sequences, tokens] before the first layer."""
+    with _standing_in(model, lambda given: given) as calls:
+        model.base_model(ids.to(device_of(model)), use_cache=False)
+    return Batch(calls[0][0], tuple(arguments for _, arguments in calls))
 
 
 def run_layer(layer: nn.Module, index: int, stream: Stream) -> Iterator[torch.Tensor]:
     """The outputs [sequences, tokens, hidden_size] of a layer, batch after batch."""
     for batch in stream:
-        yield _outputs(layer, index, batch)[0]
+        with torch.no_grad():
+            hidden, *_ = layer_outputs(layer, index, batch)
+        yield hidden
 
 
 def advance(layer: nn.Module, index: int, stream: Stream) -> None:
     """Replace a stream's hidden states by a layer's outputs."""
     for batch in stream:
-        batch.hidden, *others = _outputs(layer, index, batch)
+        with torch.no_grad():
+            batch.hidden, *others = layer_outputs(layer, index, batch)
         for arguments in batch.arguments[index + 1 : index + 2]:
             if _CARRIED in arguments:
                 arguments[_CARRIED] = others[0]
 
 
-def _outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Hidden states first."""
-    with torch.inference_mode():
-        result = layer(batch.hidden, **batch.arguments[index])
+def layer_outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """What a layer gives for a batch, hidden states first."""
+    result = layer(batch.hidden, **batch.arguments[index])
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -127,7 +135,7 @@ def logits_after(model: Any, ids: Int32s, hidden: torch.Tensor) -> torch.Tensor:
     Returns:
         [tokens, vocab_size].
     """
-    with _standing_in(model, lambda given: hidden), torch.inference_mode():
+    with _standing_in(model, lambda given: hidden):
         row = torch.from_numpy(ids.astype(np.int64))[None].to(device_of(model))
         logits: torch.Tensor = model(row, use_cache=False).logits[0]
     return logits
@@ -229,10 +237,6 @@ def _standing_in(
             del layer.forward
 
 
-def _pass_on(hidden: torch.Tensor) -> torch.Tensor:
-    return hidden
-
-
 @contextmanager
 def _wide_embeddings(model: Any) -> Iterator[None]:
     """Context manager under which what follows from the embeddings is f32, including rotations,
@@ -251,13 +255,6 @@ def _wide_embeddings(model: Any) -> Iterator[None]:
         handle.remove()
         for linear, dtype in linears:
             linear.to(dtype)
-
-
-def _first_batch(model: Any, ids: torch.Tensor, calls: list[_Call]) -> Batch:
-    calls.clear()
-    with torch.inference_mode():
-        model.base_model(ids.to(device_of(model)), use_cache=False)
-    return Batch(calls[0][0], tuple(arguments for _, arguments in calls))
 
 
 def _equal_lengths(sequences: Sequence[Int32s], batch: int) -> Iterator[torch.Tensor]:

@@ -71,8 +71,7 @@ class NearestCalibrator:
             raise CalibrationError(
                 "has weights that are not finite", field=name, remedy=_BAD_WEIGHTS
             )
-        rounded = round_to_nearest(rotated(weight, self.hadamard), self.formats[name])
-        return Rounded(rounded.codes.cpu(), rounded.scales.cpu())
+        return round_to_nearest(rotated(weight, self.hadamard), self.formats[name]).to("cpu")
 
     def _measured(
         self, job: CalibrationJob, linears: Mapping[str, nn.Linear]

@@ -30,14 +30,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from trtc.plugins.iq4 import codes_of, scale_codes
+from trtc.plugins.iq4 import scale_codes
 from trtc.protos.errors import UnsupportedError
 from trtc.quant.checkpoint_files import INDEX, tensor_files
 from trtc.quant.formats.compressed_tensors import IQ4_PACKED
 from trtc.quant.formats.transforms import TRANSFORMS, declared_rotation
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
 from trtc.quant.gptq import Rounded
-from trtc.quant.pack import pack_words
+from trtc.quant.packed_codes import pack_codes
 from trtc.quant.plain_names import plain_name
 from trtc.quant.site_format import SiteFormat
 
@@ -99,17 +99,12 @@ class PackedCheckpoint:
         """Write the rounded linears of a layer."""
         tensors: dict[str, torch.Tensor] = {}
         for name, rounded in linears.items():
-            prefix, bits = self._stored_as[name], self._formats[name].code_bits
+            prefix = self._stored_as[name]
             tensors |= {f"{prefix}.{key}": scale for key, scale in _scales(rounded).items()}
             if rounded.codes.is_floating_point() or self._rounds_rows:
                 tensors[f"{prefix}.weight"] = rounded.codes
                 continue
-            if self._formats[name].weight == "iq4":
-                codes = codes_of(rounded.codes.numpy())
-            else:
-                # Two's complement with an offset, which wraps around.
-                codes = (rounded.codes.view(torch.uint8) + (1 << (bits - 1))).numpy()
-            tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, bits, axis=1))
+            tensors[f"{prefix}.weight_packed"] = pack_codes(rounded.codes, self._formats[name])
             tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
         self._write(tensors)
 

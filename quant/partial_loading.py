@@ -21,6 +21,7 @@ from trtc.quant.reference_model import (
     check_loaded,
     empty_model,
     finished,
+    layer_prefixes,
     load_config,
     readable,
 )
@@ -76,8 +77,7 @@ class PartialCheckpoint:
                 tensor._is_hf_initialized = True
             model._initialize_missing_keys(is_quantized=False)
             model = finished(model)
-            names = {id(module): name for name, module in model.named_modules()}
-            layers = tuple(f"{names[id(one)]}." for one in model.base_model.layers)
+            layers = layer_prefixes(model)
             outside = [key for key, name in self._targets.items() if not name.startswith(layers)]
             with self._opened(outside) as stored:
                 info = self._load(model, stored, "cpu")

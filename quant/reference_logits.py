@@ -21,6 +21,8 @@ def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[F
     Raises:
         CheckpointError, UnsupportedError: as `load_model`.
     """
+    import torch
+
     from trtc.quant.layer_source import LayeredModel
     from trtc.quant.layerwise import logits_after, open_stream, run_layers
     from trtc.quant.wide_linears import wide_linears
@@ -32,4 +34,6 @@ def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[F
         with wide_linears():
             run_layers(source, stream)
         for ids, batch in zip(sequences, stream, strict=True):
-            yield logits_after(source.model, ids, batch.hidden).float().cpu().numpy()
+            with torch.inference_mode():
+                logits = logits_after(source.model, ids, batch.hidden)
+            yield logits.float().cpu().numpy()

@@ -136,6 +136,12 @@ def finished(model: Any) -> Any:
     return model.eval()
 
 
+def layer_prefixes(model: Any) -> tuple[str, ...]:
+    """What the names of each decoder layer's modules begin with, in a finished model."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return tuple(f"{names[id(layer)]}." for layer in model.base_model.layers)
+
+
 @contextlib.contextmanager
 def readable(model_dir: Path) -> Iterator[None]:
     """Transformers raises many exceptions for bad directories; say which directory it was."""

@@ -45,7 +45,7 @@ from examples.bench import accuracy_rivals
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.plugins.iq4 import values_of
 from trtc.quant.accuracy import kl_divergence, log_softmax
-from trtc.quant.calibrate import quantize_checkpoint, recipe_search
+from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.calibration_text import (
     MIN_TOKENS,
     WINDOW,
@@ -54,6 +54,7 @@ from trtc.quant.calibration_text import (
     default_calibration,
     tokenize,
 )
+from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.linears import quantizable_linears, run_decoder
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.quiet import quiet_libraries

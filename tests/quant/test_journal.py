@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
-from trtc.quant.gptq import Rounded
-from trtc.quant.journal import Journal, key_of_inputs, open_journals
-from trtc.quant.scheme import SCHEMES
+from trtc.quant.code_grid import GRIDS
+from trtc.quant.gptq import InputStatistics, Rounded, round_weights
+from trtc.quant.journal import Journal, key_of_inputs, open_journals, stored_bytes
+from trtc.quant.nearest import round_to_nearest
+from trtc.quant.scheme import SCHEMES, Gptq
+from trtc.quant.site_format import FORMATS
 
 KILLED = """
 import os, signal, sys, time
@@ -104,6 +108,9 @@ def test_a_model_whose_layers_give_more_than_hidden_states_has_none(
     assert not journal.exists()
 
 
+INT8S = dict.fromkeys("ab", FORMATS["int8"])
+
+
 def layer(number: int) -> dict[str, Rounded]:
     codes = torch.full((4, 8), number, dtype=torch.int8)
     return {"a": Rounded(codes, torch.ones(4, 1)), "b": Rounded(codes, torch.ones(4, 1))}
@@ -114,7 +121,8 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     assert journal.num_layers() == 0
     errors = (LayerError(layer="a", sqnr_db=float("inf"), max_abs_error=0.1),)
     for number in range(3):
-        journal.save(number, layer(number), errors, iter([torch.full((2,), 0.1 + number)]))
+        after = iter([torch.full((2,), 0.1 + number)])
+        journal.save(number, layer(number), INT8S, errors, after)
     assert journal.num_layers() == 3
     assert journal.layer(1).errors == errors and list(journal.layer(1).linears) == ["a", "b"]
     assert torch.equal(journal.layer(2).linears["b"].codes, layer(2)["b"].codes)
@@ -130,6 +138,31 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     path = journal.directory / "scores.json"
     path.write_bytes(path.read_bytes()[:20])
     assert journal.scores() is None
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"bf16"}))
+def test_a_weight_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    to, weight = FORMATS[name], torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    if to.is_gptq:
+        assert to.group_size is not None
+        inputs = InputStatistics(torch.eye(256))
+        rounded = round_weights(
+            weight, inputs, to.group_size, Gptq(asymmetric=False), GRIDS[to.weight]
+        )
+    else:
+        rounded = round_to_nearest(weight, to)
+    journal = Journal(tmp_path, resumes=False)
+    journal.save(0, {"a": rounded, "b": rounded}, {"a": to, "b": to}, (), ())
+    assert journal.num_layers() == 0, "hidden states are not there"
+    assert list(journal.layer(0, ["b"]).linears) == ["b"]
+    read = journal.layer(0).linears["a"]
+    for own, same in zip(astuple(rounded), astuple(read), strict=True):
+        assert (own is None) == (same is None)
+        assert own is None or (own.dtype == same.dtype and torch.equal(own, same))
+    size = (tmp_path / "layer-00000.safetensors").stat().st_size
+    header = size - 2 * stored_bytes(to, *weight.shape)
+    assert 0 < header < 1500
+    assert stored_bytes(to, *weight.shape) < 1.15 * to.num_bits(*weight.shape) / 8, "packed"
 
 
 def test_an_error_of_writing_is_that_of_the_calibration(
@@ -177,7 +210,7 @@ def test_journals_of_other_inputs_are_cleared(tmp_path: Path) -> None:
     assert open_journals(None, "a" * 64) is None
     first = open_journals(tmp_path, "a" * 64)
     assert first is not None
-    first.of_run("x").save(0, layer(0), (), iter([torch.ones(2)]))
+    first.of_run("x").save(0, layer(0), INT8S, (), iter([torch.ones(2)]))
     assert open_journals(tmp_path, "a" * 64) == first and first.of_run("x").num_layers() == 1
     assert first.of_run("y").num_layers() == 0
     open_journals(tmp_path, "b" * 64)

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.models import VOCAB_SIZE
+from trtc.protos.errors import EnvironmentFault
 from trtc.protos.progress import Step
-from trtc.quant.calibrate import recipe_search
 from trtc.quant.calibration_text import TokenSet
+from trtc.quant.checkpoint_search import recipe_search
+from trtc.quant.layer_source import WholeModel
 from trtc.quant.recipe import FormatRecipe, recipe_named
 from trtc.quant.recipe_search import RecipeSearch
+from trtc.quant.reference_model import load_model
 from trtc.quant.site_format import BF16, TABLES, site_of
 
 IDS = np.random.default_rng(7).integers(3, VOCAB_SIZE, (8, 32)).astype(np.int32)
@@ -71,25 +76,83 @@ def test_the_narrowest_recipe_within_a_divergence_is_found(search: RecipeSearch)
     assert search.within_kl(0.0) is None
 
 
+def test_recipes_that_are_measured_at_once_cost_what_each_does_alone(
+    search: RecipeSearch,
+) -> None:
+    chosen = search.within_bits(5.0)
+    frontier = search.frontier(chosen)
+    bits = [point.bits for point, _ in frontier]
+    assert bits == sorted(set(bits)) and len(bits) >= 11
+    assert chosen in [point for point, _ in frontier]
+    for point, divergence in (frontier[0], frontier[3], frontier[-1]):
+        assert search.measure(point.recipe) == divergence
+
+
 def test_an_interrupted_search_goes_on_and_finds_the_same(
     search: RecipeSearch, inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    def interrupt(step: Step) -> None:
-        if "iq4_g16" in step and step.done == 1:
-            raise KeyboardInterrupt
+    def interrupted(when: str) -> list[Step]:
+        steps: list[Step] = []
 
-    interrupted = recipe_search(*inputs, HELDOUT, interrupt, TABLES, tmp_path)
-    with pytest.raises(KeyboardInterrupt), interrupted:
-        pass
+        def interrupt(step: Step) -> None:
+            steps.append(step)
+            if when in step and step.done == 1:
+                raise KeyboardInterrupt
+
+        with (
+            pytest.raises(KeyboardInterrupt),
+            recipe_search(*inputs, HELDOUT, interrupt, TABLES, tmp_path),
+        ):
+            pass
+        return steps
+
+    interrupted("iq4_g16")
+    rounding = [step for step in interrupted("forward") if "rounding all" in step]
+    assert [step.done for step in rounding] == [2, 2, 1, 2, 0, 1, 2], rounding
     steps: list[Step] = []
     with recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path) as again:
         assert again.scores == search.scores
-        assert again.within_bits(5.0) == search.within_bits(5.0)
-    layers = [step for step in steps if step.unit == "layers"]
-    assert [step.done for step in layers] == [2, 2, 1, 2, 0, 1, 2], layers
+        chosen = again.within_bits(5.0)
+        assert chosen == search.within_bits(5.0)
+        known = search.frontier(chosen)
+        assert all(point in known for point in again.frontier(chosen))
     scoring = "scoring 6 formats of every site"
     assert any(scoring in step for step in steps)
+    measuring = [step.done for step in steps if "measuring" in step]
+    assert measuring == [0, 1, 2], "all recipes in one pass over the layers"
     steps.clear()
     with recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path) as saved:
         assert saved.scores == search.scores
     assert not any(scoring in step for step in steps)
+
+
+def test_a_model_that_is_in_memory_whole_gives_the_same(
+    search: RecipeSearch, inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without a tokenizer, which writes its own text, is."""
+    models = []
+
+    def whole(model_dir: Path, dtype: str) -> WholeModel:
+        models.append(load_model(model_dir, dtype))
+        return WholeModel(models[-1])
+
+    monkeypatch.setattr("trtc.quant.layer_source.LayeredModel", whole)
+    narrow = search.path[0].recipe
+    with recipe_search(*inputs, HELDOUT, lambda step: None, TABLES) as found:
+        assert found.scores == search.scores
+        assert found.measure(narrow) == search.measure(narrow)
+    (model,) = models
+    before = load_model(inputs[0], "float32").state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), "it has its own weights again"
+
+
+def test_a_disk_without_the_room_is_refused_before_the_work(
+    inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    steps: list[Step] = []
+    searching = recipe_search(*inputs, HELDOUT, steps.append, TABLES, tmp_path / "journal")
+    with pytest.raises(EnvironmentFault, match=r"takes about 0\.\d GB of disk, and 0\.0 GB are"):
+        searching.__enter__()
+    assert not steps
