@@ -1,13 +1,15 @@
 """The memory and time that GPTQ takes of a large checkpoint: random weights of a published shape.
 
     python -m examples.bench.calibration DIR [--shape llama-70b] [--layers N] [--device-gb 24]
+        [--max-bits 4.8]
 
 Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a GPU if there is
 one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
 tokenizer of a bundled model. Layers are kept in DIR: a run that was killed is begun again by the
-same command, and goes on where it was. Prints the seconds of a layer and the peaks of the
-process's own memory, without the mapped files of the checkpoint and pinned memory, of pinned
-memory, and of torch's on the GPU, of which it gets no more than `--device-gb`.
+same command, and goes on where it was. With `--max-bits`, a recipe is searched for instead, as
+`trtc build` does, and what recipes diverge by is printed. Prints the seconds of a layer and the
+peaks of the process's own memory, without the mapped files of the checkpoint and pinned memory, of
+pinned memory, and of torch's on the GPU, of which it gets no more than `--device-gb`.
 """
 
 import argparse
@@ -32,8 +34,10 @@ from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.calibration_text import TOKENIZER_FILE
 from trtc.quant.checkpoint_files import INDEX
+from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.reference_model import empty_model, load_config
 from trtc.quant.scheme import SCHEMES
+from trtc.quant.site_format import EMBEDDING, TABLES
 from trtc.runtime.host.machine import resident_bytes
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -53,24 +57,27 @@ class Peak:
 
 @dataclass
 class LayerTimes:
-    """When a layer was begun, by its index; the last is the end of all."""
+    """When layers were begun, by the phase and how many were done; the last is the end of all."""
 
     report: Callable[[str], None]
-    begun: dict[int, float] = field(default_factory=dict)
+    begun: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
         self.report(step)
         if step.unit == "layers" and step.done is not None:
-            self.begun[step.done] = time.perf_counter()
+            self.begun.setdefault(step.phase, {})[step.done] = time.perf_counter()
 
     @property
-    def seconds(self) -> tuple[float, ...]:
-        """Of each layer that was computed, in order."""
-        return tuple(
-            self.begun[index + 1] - begin
-            for index, begin in sorted(self.begun.items())
-            if index + 1 in self.begun
-        )
+    def seconds(self) -> Mapping[str, tuple[float, ...]]:
+        """Of each layer that was computed, in order, by phase."""
+        return {
+            phase: tuple(
+                begun[done + 1] - begin
+                for done, begin in sorted(begun.items())
+                if done + 1 in begun
+            )
+            for phase, begun in self.begun.items()
+        }
 
 
 @contextmanager
@@ -126,13 +133,31 @@ def table(times: LayerTimes, total_s: float, host: Peak) -> str:
     if torch.cuda.is_available():
         reserved = torch.cuda.max_memory_reserved(0)
         pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
-    layers = times.seconds
-    median = statistics.median(layers) if layers else float("nan")
-    return (
-        f"{device}: {len(layers)} layers of {max(times.begun)}, median {median:.2f} s a layer, "
-        f"{total_s:.0f} s in all; peaks: own memory {host.num_bytes / 1e9:.2f} GB, "
+    phases = [
+        f"{phase}: {len(layers)} layers of {max(times.begun[phase])}, "
+        f"median {statistics.median(layers):.2f} s a layer"
+        for phase, layers in times.seconds.items()
+        if layers
+    ]
+    peaks = (
+        f"{device}: {total_s:.0f} s in all; peaks: own memory {host.num_bytes / 1e9:.2f} GB, "
         f"pinned {pinned / 1e9:.2f} GB, GPU {reserved / 1e9:.2f} GB"
     )
+    return "\n".join((*phases, peaks))
+
+
+def search(
+    checkpoint: Path, max_bits: float, config: Mapping[str, Any], journal: Path, times: LayerTimes
+) -> str:
+    """Find a recipe, and say what others cost beside it."""
+    tables = (EMBEDDING,) if config["tie_word_embeddings"] else TABLES
+    with recipe_search(checkpoint, None, None, times, tables, journal) as found:
+        chosen = found.within_bits(max_bits)
+        return "\n".join(
+            f"{point.bits:7.3f} bits  KL {kl.mean:.4f} +- {kl.error:.4f}"
+            f"{'  <- found' if point == chosen else ''}"
+            for point, kl in found.frontier(chosen)
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, help="default: the shape's")
     parser.add_argument("--dtype", choices=("int4", "int4_gptq"), default="int4")
     parser.add_argument("--checkpoint", type=Path, help="default: DIR/checkpoint")
+    parser.add_argument("--max-bits", type=float, help="find a recipe of so many bits a weight")
     parser.add_argument("--device-gb", type=float, default=24.0)
     given = parser.parse_args(arguments)
     config = dict(SHAPES[given.shape])
@@ -161,16 +187,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     times = LayerTimes(
         lambda line: print(f"{time.perf_counter() - begin:7.1f} s  {line}", flush=True)
     )
+    journal = given.directory / "journal"
     with host_peak() as host:
-        quantize_checkpoint(
-            checkpoint,
-            SCHEMES[given.dtype],
-            "bf16",
-            None,
-            given.directory / given.dtype,
-            times,
-            journal=given.directory / "journal",
-        )
+        if given.max_bits is not None:
+            print(search(checkpoint, given.max_bits, config, journal, times))
+        else:
+            output, scheme = given.directory / given.dtype, SCHEMES[given.dtype]
+            quantize_checkpoint(checkpoint, scheme, "bf16", None, output, times, journal=journal)
     print(table(times, time.perf_counter() - begin, host))
 
 

@@ -24,15 +24,19 @@ def test_checkpoints_load_and_keep_the_size_of_activations(tmp_path: Path) -> No
 
 
 def test_layers_are_timed_from_where_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([1.0, 4.0, 8.0])
+    now = iter([1.0, 4.0, 8.0, 9.0, 9.5])
     monkeypatch.setattr("examples.bench.calibration.time.perf_counter", lambda: next(now))
     lines: list[str] = []
     times = LayerTimes(lines.append)
     for done in (5, 6, 7):
         times(Step("calibrating", done, 7, "layers"))
+    for done in (6, 7):
+        times(Step("measuring", done, 7, "layers"))
     times(Step("writing"))
-    assert times.seconds == (3.0, 4.0) and len(lines) == 4
-    assert "2 layers of 7, median 3.50 s a layer" in table(times, 9.0, Peak(2_000_000_000))
+    assert times.seconds == {"calibrating": (3.0, 4.0), "measuring": (0.5,)} and len(lines) == 6
+    printed = table(times, 9.0, Peak(2_000_000_000))
+    assert "calibrating: 2 layers of 7, median 3.50 s a layer" in printed
+    assert "measuring: 1 layers of 7, median 0.50 s a layer" in printed
 
 
 def test_the_peak_counts_memory_that_is_gone_at_the_end() -> None:
