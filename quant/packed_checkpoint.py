@@ -21,18 +21,17 @@ every other tensor is as the source has it, floating-point ones in bf16.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from trtc.plugins.iq4 import scale_codes
 from trtc.protos.errors import UnsupportedError
-from trtc.quant.checkpoint_files import INDEX, tensor_files
+from trtc.quant.checkpoint_files import tensor_files
 from trtc.quant.formats.compressed_tensors import IQ4_PACKED
 from trtc.quant.formats.transforms import TRANSFORMS, declared_rotation
 from trtc.quant.fused_experts import DOWN, EXPERTS, FUSED_EXPERTS, FUSED_GATELESS
@@ -40,12 +39,10 @@ from trtc.quant.gptq import Rounded
 from trtc.quant.packed_codes import pack_codes
 from trtc.quant.plain_names import plain_name
 from trtc.quant.site_format import SiteFormat
+from trtc.quant.tensor_shards import TensorShards
 
-_METADATA = {"format": "pt"}
 _PACKED, _FLOAT, _INTEGER = "pack-quantized", "float-quantized", "int-quantized"
 _SEVERAL = "mixed-precision"
-_PART_BYTES = 64 << 20
-"""Tensors that stay as they are begin a new file when they are so many: a file's are in memory."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class PackedCheckpoint:
         self._hadamard = hadamard
         self._source = _Stored(tensor_files(model_dir))
         self._stored_as, self._taken_apart = _stored_names(list(formats), self._source.file_of)
-        self._files: list[tuple[str, ...]] = []
+        self._shards = TensorShards(output_dir)
 
     def add(self, linears: Mapping[str, Rounded]) -> None:
         """Write the rounded linears of a layer."""
@@ -106,7 +103,7 @@ class PackedCheckpoint:
                 continue
             tensors[f"{prefix}.weight_packed"] = pack_codes(rounded.codes, self._formats[name])
             tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
-        self._write(tensors)
+        self._shards.write(tensors)
 
     def finish(self, ignored: Sequence[str], kv_scales: Mapping[str, float]) -> None:
         """Write the tensors that stay as they are, the index and config.json.
@@ -115,23 +112,21 @@ class PackedCheckpoint:
             ignored: linears that are not quantised.
             kv_scales: by names of tensors; empty: the KV cache is not quantised.
         """
-        rounded = {f"{prefix}.weight" for prefix in self._stored_as.values()}
-        kept = sorted(set(self._source.file_of) - rounded - self._taken_apart)
-        scales = {name: torch.tensor(scale) for name, scale in sorted(kv_scales.items())}
-        part: dict[str, torch.Tensor] = {}
-        for name in kept:
-            part[name] = self._source.read(name)
-            if sum(one.nbytes for one in part.values()) >= _PART_BYTES:
-                self._write(part)
-                part = {}
-        self._write({**part, **scales})
-        self._write_index()
+        self._shards.write_each(self._others(kv_scales))
+        self._shards.finish()
         config = json.loads((self._model_dir / "config.json").read_text("utf-8"))
         config.pop("torch_dtype", None)
         config["dtype"] = "bfloat16"
         config["quantization_config"] = self._declared(ignored, bool(kv_scales))
         text = json.dumps(config, indent=2, sort_keys=True)
         (self._output_dir / "config.json").write_text(text + "\n", "utf-8")
+
+    def _others(self, kv_scales: Mapping[str, float]) -> Iterator[tuple[str, torch.Tensor]]:
+        rounded = {f"{prefix}.weight" for prefix in self._stored_as.values()}
+        for name in sorted(set(self._source.file_of) - rounded - self._taken_apart):
+            yield name, self._source.read(name)
+        for name, scale in sorted(kv_scales.items()):
+            yield name, torch.tensor(scale)
 
     def _declared(self, ignored: Sequence[str], quantized_kv: bool) -> dict[str, Any]:
         """config.json's quantization_config."""
@@ -164,32 +159,6 @@ class PackedCheckpoint:
             "kv_cache_scheme": kv if quantized_kv else None,
             **({TRANSFORMS: rotation} if rotation else {}),
         }
-
-    def _write(self, tensors: dict[str, torch.Tensor]) -> None:
-        if tensors:
-            path = self._output_dir / _part(len(self._files))
-            save_file(
-                {name: tensors[name].contiguous() for name in sorted(tensors)}, path, _METADATA
-            )
-            path.chmod(0o644)  # safetensors writes them for the owner alone
-            self._files.append(tuple(sorted(tensors)))
-
-    def _write_index(self) -> None:
-        """Rename the files to the hub's convention, which says how many there are."""
-        count = len(self._files)
-        weight_map: dict[str, str] = {}
-        for number, names in enumerate(self._files):
-            final = f"model-{number + 1:05}-of-{count:05}.safetensors"
-            (self._output_dir / _part(number)).rename(self._output_dir / final)
-            weight_map |= dict.fromkeys(names, final)
-        size = sum(path.stat().st_size for path in self._output_dir.glob("model-*.safetensors"))
-        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        text = json.dumps(index, indent=2, sort_keys=True)
-        (self._output_dir / INDEX).write_text(text + "\n", "utf-8")
-
-
-def _part(number: int) -> str:
-    return f"part-{number + 1:05}.safetensors"
 
 
 def _stored_names(
