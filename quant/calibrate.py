@@ -106,8 +106,7 @@ def quantize_checkpoint(
     texts = read_calibration(calibration)
     plan = _planned(model_dir, scheme, kv_dtype, keep)
     progress(Step("opening the checkpoint"))
-    by_layer = plan.calibrator.by_layer
-    source = opened(model_dir, "bfloat16", texts, heldout, by_layer=by_layer)
+    source = opened(model_dir, "bfloat16", texts, heldout)
     work = plan.calibrator.work_bytes(model_dir)
     if work:
         needed = (source.num_bytes + work) / 1e9

@@ -28,7 +28,7 @@ class CalibrationJob:
     """What progress is reported as."""
     progress: Progress
     journals: Journals | None = None
-    """Where calibrations that go layer by layer keep what is done; None: nowhere."""
+    """Where GPTQ keeps the layers that are done; None: nowhere."""
 
     @property
     def model(self) -> Any:
@@ -37,12 +37,8 @@ class CalibrationJob:
 
 
 class Calibrator(Protocol):
-    """An algorithm with its settings, for one scheme."""
-
-    @property
-    def by_layer(self) -> bool:
-        """Whether it holds the weights of a decoder layer at a time; else the model is whole."""
-        ...
+    """An algorithm with its settings, for one scheme. It holds the weights of a decoder layer at a
+    time."""
 
     def work_bytes(self, model_dir: Path) -> int:
         """Memory that it takes beside the weights, where that is known; 0: little, or unknown."""

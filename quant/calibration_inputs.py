@@ -17,21 +17,18 @@ if TYPE_CHECKING:
 _CALIBRATION_SEED = 1
 
 
-def opened(
-    model_dir: Path, dtype: str, texts: Mixture, heldout: TokenSet | None, *, by_layer: bool = True
-) -> "LayerSource":
+def opened(model_dir: Path, dtype: str, texts: Mixture, heldout: TokenSet | None) -> "LayerSource":
     """The model, whole where it has to write text.
 
     Args:
         dtype: a torch name.
-        by_layer: whether a layer at a time is enough for what is done with it.
     """
     from trtc.quant.layer_source import LayeredModel, WholeModel
 
     writes = not (model_dir / TOKENIZER_FILE).is_file() and (texts.is_default or heldout is None)
-    if by_layer and not writes:
-        return LayeredModel(model_dir, dtype)
-    return WholeModel(load_model(model_dir, dtype))
+    if writes:
+        return WholeModel(load_model(model_dir, dtype))
+    return LayeredModel(model_dir, dtype)
 
 
 def journals_below(

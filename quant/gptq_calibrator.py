@@ -32,10 +32,6 @@ class GptqCalibrator:
     formats: Mapping[str, SiteFormat]
     """Of every linear that could be quantised, by its name."""
 
-    @property
-    def by_layer(self) -> bool:
-        return True
-
     def work_bytes(self, model_dir: Path) -> int:
         quantized = {name: one for name, one in self.formats.items() if one.is_quantized}
         return gptq_bytes(model_dir, quantized, _MAX_TOKENS)

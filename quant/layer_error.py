@@ -1,18 +1,14 @@
 """The error of each quantised linear's output, for its inputs in the quantised model."""
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from trtc.protos.manifest import LayerError
-from trtc.protos.progress import Progress, counted
-from trtc.quant.calibration_text import Int32s
-from trtc.quant.device import device_of
-from trtc.quant.wide_linears import wide_linears
+from trtc.quant.layerwise import Stream, advance
 
 _SILENT_DB = 200.0
 """Reported when quantisation changes nothing: more than f32 can resolve."""
@@ -61,24 +57,25 @@ class _ModeloptMeter(Meter):
         self.add(functional.linear(x, linear.weight.float(), bias), output)
 
 
-def measure_layers(
-    model: Any, sequences: Sequence[Int32s], report: Progress = lambda step: None
+def measure_layer(
+    layer: nn.Module, prefix: str, index: int, stream: Stream
 ) -> tuple[LayerError, ...]:
-    """Errors of every quantised linear of a modelopt model, in its order.
+    """Errors of every quantised linear of a layer of a modelopt model, in its order.
 
     Each linear is compared on the input that it gets in the quantised model, so that its error does
     not include those of the layers before it.
+
+    Args:
+        prefix: what names within the layer begin with in the model.
+        stream: taken through the layer.
     """
     meters = [
-        (_ModeloptMeter(name), module)
-        for name, module in model.named_modules()
+        (_ModeloptMeter(prefix + name), module)
+        for name, module in layer.named_modules()
         if _is_quantized_linear(module)
     ]
     handles = [module.register_forward_hook(meter) for meter, module in meters]
-    phase = "measuring every layer on held-out text"
-    for ids in counted(_batches(sequences), phase, len(sequences), "sequences", report):
-        with torch.inference_mode(), wide_linears():
-            model.base_model(ids.to(device_of(model)), use_cache=False)
+    advance(layer, index, stream)
     for handle in handles:
         handle.remove()
     results = (meter.result() for meter, _ in meters)
@@ -86,11 +83,6 @@ def measure_layers(
 
 
 def _is_quantized_linear(module: Any) -> bool:
-    return isinstance(module, torch.nn.Linear) and bool(
+    return isinstance(module, nn.Linear) and bool(
         getattr(getattr(module, "weight_quantizer", None), "is_enabled", False)
     )
-
-
-def _batches(sequences: Sequence[Int32s]) -> Iterator[torch.Tensor]:
-    for sequence in sequences:
-        yield torch.from_numpy(sequence.astype(np.int64))[None]

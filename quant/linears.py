@@ -1,24 +1,19 @@
-"""The linears of a Transformers model that schemes quantise, and text run through them."""
+"""The linears of a Transformers model that schemes quantise."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from trtc.protos.errors import UnsupportedError
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.device import device_of
 from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, separate_experts
 from trtc.quant.keep import kept_linears
 from trtc.quant.layer_source import LayerSource
 from trtc.quant.layerwise import run_text
 from trtc.quant.reference_model import empty_model, load_config
 from trtc.quant.scheme import Scheme
-from trtc.quant.wide_linears import wide_linears
 
 NEVER_QUANTIZED = (
     "*lm_head*",
@@ -47,8 +42,6 @@ NEVER_QUANTIZED = (
     # Of Gemma 4, before the layers.
     "*per_layer_model_projection*",
 )
-BATCH = 4
-"""Sequences that calibration computes at once."""
 
 
 def linear_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
@@ -131,14 +124,6 @@ def quantizable_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
         is_linear = isinstance(module, nn.Linear) and "layers." in name
         if is_linear and not any(fnmatchcase(f"{name}.", rule) for rule in NEVER_QUANTIZED):
             yield name, module
-
-
-def run_decoder(model: Any, tokens: TokenSet, batch: int = BATCH) -> None:
-    """Run the windows through the model without its lm_head, which is not calibrated."""
-    for begin in range(0, len(tokens.sequences), batch):
-        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + batch]).astype(np.int64))
-        with torch.inference_mode(), wide_linears():
-            model.base_model(ids.to(device_of(model)), use_cache=False)
 
 
 def mark_starved(

@@ -35,10 +35,6 @@ class NearestCalibrator:
     hadamard: int = 0
     """Input channels that are rotated together before; 0: none."""
 
-    @property
-    def by_layer(self) -> bool:
-        return True
-
     def work_bytes(self, model_dir: Path) -> int:
         return 0
 

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from trtc.quant.device import device_of
 from trtc.quant.experts import SeparateExperts
 
 
 @contextmanager
-def norms_kept_for_others(model: Any) -> Iterator[None]:
-    """Within the block modelopt leaves such norms, and their readers' factors, as they are."""
+def norms_kept_for_others(model: nn.Module) -> Iterator[None]:
+    """Within the block modelopt leaves such norms, and their readers' factors, as they are.
+
+    Args:
+        model: called without arguments, it computes some tokens.
+    """
     from modelopt.torch.export import unified_export_hf as export
 
     kept = norms_read_otherwise(model)
@@ -35,7 +38,7 @@ def norms_kept_for_others(model: Any) -> Iterator[None]:
         export.fuse_prequant_layernorm = fold
 
 
-def norms_read_otherwise(model: Any) -> frozenset[nn.Module]:
+def norms_read_otherwise(model: nn.Module) -> frozenset[nn.Module]:
     """Norms whose output some module reads that modelopt has not quantised."""
     outputs: dict[int, tuple[nn.Module, torch.Tensor]] = {}
     found: set[nn.Module] = set()
@@ -57,9 +60,7 @@ def norms_read_otherwise(model: Any) -> frozenset[nn.Module]:
         if "Norm" in type(module).__name__
     ]
     try:
-        with torch.inference_mode():
-            ids = torch.ones((1, 2), dtype=torch.long, device=device_of(model))
-            model.base_model(ids, use_cache=False)
+        model()
     finally:
         for hook in hooks:
             hook.remove()

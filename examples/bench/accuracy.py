@@ -55,7 +55,9 @@ from trtc.quant.calibration_text import (
     tokenize,
 )
 from trtc.quant.checkpoint_search import recipe_search
-from trtc.quant.linears import quantizable_linears, run_decoder
+from trtc.quant.layer_source import WholeModel
+from trtc.quant.layerwise import run_text
+from trtc.quant.linears import quantizable_linears
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.recipe import FormatRecipe
@@ -345,7 +347,7 @@ def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
 
         config = copy.deepcopy(mtq.INT4_BLOCKWISE_WEIGHT_ONLY_CFG)
         config["algorithm"] = algorithm
-        mtq.quantize(model, config, lambda model: run_decoder(model, tokens))
+        mtq.quantize(model, config, lambda model: run_text(WholeModel(model), tokens))
     return Quantized(model, _GROUP_BITS)
 
 
@@ -406,7 +408,7 @@ def mean_squares(model: Any, tokens: TokenSet) -> dict[str, torch.Tensor]:
     handles = [
         linear.register_forward_pre_hook(add(path)) for path, linear in quantizable_linears(model)
     ]
-    run_decoder(model, tokens)
+    run_text(WholeModel(model), tokens)
     for handle in handles:
         handle.remove()
     return {path: total / tokens.num_tokens for path, total in sums.items()}

@@ -360,7 +360,6 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert [phase for phase, _ in groupby(message.split()[0] for message in said)] == [
         "opening",
         "calibrating",
-        "measuring",
         "writing",
     ]
 

@@ -1,0 +1,233 @@
+"""nvidia-modelopt's calibration of one decoder layer after the other.
+
+Its algorithms look at the inputs that the unquantised model gives each linear, so a layer is
+calibrated while the text goes through it for the first time, and is then not needed any more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trtc.protos.errors import CalibrationError
+from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Step
+from trtc.quant.awq import Forward, with_fast_search
+from trtc.quant.calibration import CalibrationJob
+from trtc.quant.experts import SeparateExperts, own_factors, prepare_export
+from trtc.quant.layer_error import measure_layer
+from trtc.quant.layerwise import Stream, advance, hooked, open_stream, run_layer
+from trtc.quant.linears import quantizable_linears
+from trtc.quant.quiet import quiet_libraries
+from trtc.quant.shared_norms import norms_kept_for_others
+from trtc.quant.wide_linears import wide_linears
+
+_AWQ = "awq_lite"
+_BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
+
+
+@dataclass(frozen=True)
+class CalibratedLayer:
+    """A decoder layer as the checkpoint is to have it."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """By their names in the model, on the CPU."""
+    errors: tuple[LayerError, ...]
+    """On held-out text, in the order of the model."""
+
+
+class LayerModel(nn.Module):
+    """A decoder layer where nvidia-modelopt asks for a model.
+
+    modelopt, and `norms_kept_for_others`, run it to see which linears share inputs: whatever it is
+    given, the layer computes `probe`.
+    """
+
+    PREFIX = "layer."
+    """Of names."""
+
+    def __init__(self, config: Any, layer: nn.Module, index: int, probe: Stream) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = layer
+        self._index = index
+        self._probe = probe
+
+    @property
+    def device(self) -> torch.device:
+        return self._probe[0].hidden.device
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        list(run_layer(self.layer, self._index, self._probe))
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What goes through the layers, in the model's own type."""
+
+    calibration: Stream
+    """Unquantised."""
+    search: Stream
+    """The same, for AWQ: all windows at once are faster."""
+    heldout: Stream
+    """Through quantised layers, window by window."""
+    probe: Stream
+    """Two tokens."""
+
+
+def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[CalibratedLayer]:
+    """Calibrate and export the layers of a job's model, which are lost.
+
+    In memory at once are a layer, what it becomes, the hidden states of the text, and what the
+    algorithm needs for a linear.
+
+    Args:
+        config: modelopt's.
+
+    Raises:
+        CalibrationError: activations that are NaN, infinite or always zero.
+    """
+    model, source = job.model, job.source
+    _convert(model, config)
+    with wide_linears():
+        texts = _open_texts(job, config)
+    names = {id(module): name for name, module in model.named_modules()}
+    linears = [name for name, _ in quantizable_linears(model)]
+    layers = model.base_model.layers
+    with source.layers_only():
+        for index, layer in enumerate(layers):
+            job.progress(Step(job.phase, index, len(layers), "layers"))
+            prefix = f"{names[id(layer)]}."
+            own = [name.removeprefix(prefix) for name in linears if name.startswith(prefix)]
+            part = LayerModel(model.config, layer, index, texts.probe)
+            with source.held(index), wide_linears():
+                with _guarded(layer, own, prefix), _collecting(layer):
+                    _calibrate(part, config["algorithm"], _forward_loop(layer, index, texts))
+                check_scales(layer, prefix)
+                _share_scales(part)
+                errors = measure_layer(layer, prefix, index, texts.heldout)
+                advance(layer, index, texts.probe)
+                tensors = {prefix + name: one for name, one in _exported(part).items()}
+            layer.to("meta")  # with its quantisers, some of which are as large as scales
+            yield CalibratedLayer(tensors, errors)
+    job.progress(Step(job.phase, len(layers), len(layers), "layers"))
+
+
+def _open_texts(job: CalibrationJob, config: dict[str, Any]) -> _Texts:
+    model, windows = job.model, job.tokens.sequences
+    searches = method_of(config) == _AWQ
+    return _Texts(
+        open_stream(model, windows, wide=False),
+        open_stream(model, windows, wide=False, batch=len(windows)) if searches else [],
+        open_stream(model, job.heldout.sequences, wide=False, batch=1),
+        open_stream(model, [np.ones(2, np.int32)], wide=False),
+    )
+
+
+def method_of(config: dict[str, Any]) -> str:
+    """max, smoothquant or awq_lite."""
+    algorithm = config["algorithm"]
+    return str(algorithm["method"] if isinstance(algorithm, dict) else algorithm)
+
+
+def _convert(model: Any, config: dict[str, Any]) -> None:
+    """Give the model's linears and attentions quantisers, which do nothing yet."""
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+
+        mtq.quantize(model, {**config, "algorithm": None})
+
+
+def _calibrate(part: LayerModel, algorithm: Any, forward_loop: Forward) -> None:
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+
+        mtq.calibrate(part, algorithm, forward_loop)
+
+
+def _forward_loop(layer: nn.Module, index: int, texts: _Texts) -> Forward:
+    def taking(stream: Stream) -> Forward:
+        return lambda part: advance(layer, index, stream)
+
+    if texts.search:
+        return with_fast_search(taking(texts.calibration), taking(texts.search))
+    return taking(texts.calibration)
+
+
+def _share_scales(part: LayerModel) -> None:
+    """Give linears that share inputs the scales that they need to be multiplied as one."""
+    with quiet_libraries():
+        from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
+
+        with norms_kept_for_others(part), own_factors():
+            requantize_resmooth_fused_llm_layers(part)
+
+
+def _exported(part: LayerModel) -> dict[str, torch.Tensor]:
+    """A layer's tensors as checkpoints have them, by their names within it; its own are lost."""
+    with quiet_libraries():
+        from modelopt.torch.export.unified_export_hf import _export_transformers_checkpoint
+
+        prepare_export()
+        with torch.inference_mode(), norms_kept_for_others(part), own_factors():
+            tensors, _ = _export_transformers_checkpoint(part)
+    return {
+        name.removeprefix(LayerModel.PREFIX): one.detach().cpu() for name, one in tensors.items()
+    }
+
+
+@contextmanager
+def _collecting(layer: nn.Module) -> Iterator[None]:
+    """Within the block starved experts compute all tokens of the layer."""
+    experts = [module for module in layer.modules() if isinstance(module, SeparateExperts)]
+    for one in experts:
+        one.collecting = True
+    try:
+        yield
+    finally:
+        for one in experts:
+            one.collecting = False
+
+
+def _guarded(layer: nn.Module, names: list[str], prefix: str) -> Any:
+    """Context manager that raises for the first linear whose input is NaN or infinite, which
+    modelopt does not check."""
+
+    def check(name: str) -> Callable[..., None]:
+        def hook(linear: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            if not bool(inputs[0].isfinite().all()):
+                raise CalibrationError(
+                    "gets activations that are not finite",
+                    field=prefix + name,
+                    remedy=_BAD_WEIGHTS,
+                )
+
+        return hook
+
+    return hooked(layer, {name: check(name) for name in names})
+
+
+def check_scales(module: nn.Module, prefix: str = "") -> None:
+    """Refuse a scale of zero, which activations give that are always zero: nothing can be divided
+    by it.
+
+    Args:
+        prefix: what names within the module begin with in the model.
+
+    Raises:
+        CalibrationError: names the linear.
+    """
+    for name, quantizer in module.named_modules():
+        amax = getattr(quantizer, "amax", None) if "quantizer" in name else None
+        if not isinstance(amax, torch.Tensor) or not getattr(quantizer, "is_enabled", False):
+            continue
+        if "weight_quantizer" not in name and not bool((amax > 0).all() & amax.isfinite().all()):
+            raise CalibrationError(
+                f"the largest activation seen is {amax.max().item()}",
+                field=prefix + name.rpartition(".")[0],
+                remedy=_BAD_WEIGHTS,
+            )
