@@ -26,7 +26,6 @@ from trtc.quant.quiet import quiet_libraries
 from trtc.quant.shared_norms import norms_kept_for_others
 from trtc.quant.wide_linears import wide_linears
 
-_AWQ = "awq_lite"
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 
 
@@ -119,10 +118,10 @@ def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[Ca
 
 def _open_texts(job: CalibrationJob, config: dict[str, Any]) -> _Texts:
     model, windows = job.model, job.tokens.sequences
-    searches = method_of(config) == _AWQ
+    at_once = len(windows)
     return _Texts(
         open_stream(model, windows, wide=False),
-        open_stream(model, windows, wide=False, batch=len(windows)) if searches else [],
+        open_stream(model, windows, wide=False, batch=at_once) if searches(config) else [],
         open_stream(model, job.heldout.sequences, wide=False, batch=1),
         open_stream(model, [np.ones(2, np.int32)], wide=False),
     )
@@ -132,6 +131,11 @@ def method_of(config: dict[str, Any]) -> str:
     """max, smoothquant or awq_lite."""
     algorithm = config["algorithm"]
     return str(algorithm["method"] if isinstance(algorithm, dict) else algorithm)
+
+
+def searches(config: dict[str, Any]) -> bool:
+    """Whether the text is run a second time, to search for scales."""
+    return method_of(config) == "awq_lite"
 
 
 def _convert(model: Any, config: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from trtc.quant.layer_source import LayerSource
 from trtc.quant.layerwise import run_text
 from trtc.quant.linears import NEVER_QUANTIZED
 from trtc.quant.modelopt_checkpoint import ModeloptCheckpoint
-from trtc.quant.modelopt_layers import calibrate_layers, check_scales, method_of
+from trtc.quant.modelopt_layers import calibrate_layers, check_scales, method_of, searches
+from trtc.quant.modelopt_memory import modelopt_bytes
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.scheme import Modelopt, Scheme
 
@@ -36,7 +37,7 @@ class ModeloptCalibrator:
     """Names of linears that stay unquantised."""
 
     def work_bytes(self, model_dir: Path) -> int:
-        return 0
+        return modelopt_bytes(model_dir, self.max_tokens, searches=searches(self._config()))
 
     @property
     def max_tokens(self) -> int:

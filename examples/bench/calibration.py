@@ -1,7 +1,8 @@
-"""The memory and time that GPTQ takes of a large checkpoint: random weights of a published shape.
+"""The memory and time that calibration takes of a large checkpoint: random weights of a published
+shape.
 
-    python -m examples.bench.calibration DIR [--shape llama-70b] [--layers N] [--device-gb 24]
-        [--max-bits 4.8]
+    python -m examples.bench.calibration DIR [--dtype fp8] [--shape llama-70b] [--layers N]
+        [--device-gb 24] [--max-bits 4.8]
 
 Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a GPU if there is
 one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
@@ -36,7 +37,7 @@ from trtc.quant.calibration_text import TOKENIZER_FILE
 from trtc.quant.checkpoint_files import INDEX
 from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.reference_model import empty_model, load_config
-from trtc.quant.scheme import SCHEMES
+from trtc.quant.scheme import BUILDABLE, SCHEMES, Gptq, Modelopt
 from trtc.quant.site_format import EMBEDDING, TABLES
 from trtc.runtime.host.machine import resident_bytes
 
@@ -45,6 +46,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-8b": LLAMA_8B,
     "small": SMALL.config(),
 }
+CALIBRATED = tuple(
+    name for name in BUILDABLE if isinstance(SCHEMES[name].calibration, Gptq | Modelopt)
+)
 _SAMPLE_S = 0.05
 
 
@@ -167,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="llama-70b")
     parser.add_argument("--layers", type=int, help="default: the shape's")
-    parser.add_argument("--dtype", choices=("int4", "int4_gptq"), default="int4")
+    parser.add_argument("--dtype", choices=CALIBRATED, default="int4")
     parser.add_argument("--checkpoint", type=Path, help="default: DIR/checkpoint")
     parser.add_argument("--max-bits", type=float, help="find a recipe of so many bits a weight")
     parser.add_argument("--device-gb", type=float, default=24.0)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from trtc.quant.calibration_text import TokenSet
 from trtc.quant.gptq_calibrator import GptqCalibrator
 from trtc.quant.layer_source import LayeredModel
 from trtc.quant.linears import linear_shapes
+from trtc.quant.modelopt_ptq import ModeloptCalibrator
 from trtc.quant.reference_logits import reference_logits
 from trtc.quant.scheme import SCHEMES
 from trtc.quant.site_format import BF16, FORMATS
@@ -33,23 +35,29 @@ def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
-def calibrate(source, output):
-    output.mkdir()
+def calibrator(scheme, source):
+    if scheme != "int4":
+        return ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", ())
     formats = {
         name: FORMATS["int4_g128"] if name.endswith("q_proj") else BF16
         for name in linear_shapes(source)
     }
+    return GptqCalibrator(SCHEMES[scheme].calibration, "bf16", formats)
+
+def calibrate(scheme, source, output):
+    output.mkdir()
     ids = np.random.default_rng(1).integers(3, 160, (2, 8), np.int32)
     tokens = TokenSet("ids", "", tuple(ids))
     model = LayeredModel(source, "bfloat16")
     job = CalibrationJob(model, source, output, tokens, tokens, "", lambda step: None)
-    GptqCalibrator(SCHEMES["int4"].calibration, "bf16", formats).run(job)
+    calibrator(scheme, source).run(job)
     list(reference_logits(source, ids))
 
-small, large, output = map(Path, sys.argv[1:])
-calibrate(small, output / "of-small")
+scheme = sys.argv[1]
+small, large, output = map(Path, sys.argv[2:])
+calibrate(scheme, small, output / "of-small")
 before = peak()
-calibrate(large, output / "of-large")
+calibrate(scheme, large, output / "of-large")
 print(peak() - before)
 """
 
@@ -70,17 +78,26 @@ def checkpoint(path: Path, **overrides: Any) -> Path:
     return path
 
 
-def test_a_few_layers_are_in_memory_at_once(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small one, and one of 32 layers."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    small = checkpoint(directory / "small", hidden_size=128)
+    return small, checkpoint(directory / "large", **WIDE)
+
+
+@pytest.mark.parametrize("scheme", ["int4", "fp8"])
+def test_a_few_layers_are_in_memory_at_once(
+    scheme: str, checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Mapped files count, too."""
-    large = checkpoint(tmp_path / "large", **WIDE)
-    small = checkpoint(tmp_path / "small", hidden_size=128)
-    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path)]
+    command = [sys.executable, "-c", PEAK, scheme, *map(str, checkpoints), str(tmp_path)]
     # Tensors that were freed go back to the system, whichever thread had them and however large
     # those before were: what malloc keeps of them took 60 to 130 MB more.
     malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     environment = {**os.environ, **malloc}
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     taken = int(ran.stdout)
-    stored = (large / "model.safetensors").stat().st_size
+    stored = (checkpoints[1] / "model.safetensors").stat().st_size
     assert stored > 400 << 20
     assert taken < stored / 2, (taken, stored)
