@@ -55,6 +55,7 @@ class LayerModel(nn.Module):
         self.layer = layer
         self._index = index
         self._probe = probe
+        self.eval()  # modelopt restores the mode that it finds
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 
 from tests.quant.test_calibrate import HELDOUT, read_tensors, wide_checkpoint
 from tests.support.models import VOCAB_SIZE
+from trtc.protos.manifest import LayerError
 from trtc.quant.awq import with_fast_search
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import TokenSet
@@ -38,13 +39,13 @@ CASES = [
 IDS = np.random.default_rng(7).integers(3, VOCAB_SIZE, (6, 32), np.int32)
 
 
-def layer_by_layer(source: Path, scheme: str, output: Path) -> None:
+def layer_by_layer(source: Path, scheme: str, output: Path) -> tuple[LayerError, ...]:
     output.mkdir()
     model = LayeredModel(source, "bfloat16")
     separate_experts(model.model)
     tokens = TokenSet("ids", "", tuple(IDS))
     job = CalibrationJob(model, source, output, tokens, HELDOUT, "", lambda step: None)
-    ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", ()).run(job)
+    return ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", ()).run(job)
 
 
 def whole(source: Path, scheme: str, output: Path) -> None:
@@ -88,3 +89,10 @@ def test_checkpoints_are_those_of_the_whole_model(family: str, scheme: str, tmp_
         assert json.loads(next(texts)) == json.loads(next(texts))
     # Weights are mapped, and some algorithms write into them.
     assert (source / "model.safetensors").read_bytes() == stored
+
+
+def test_nothing_is_dropped_out_while_layers_are_measured(tmp_path: Path) -> None:
+    source = wide_checkpoint("seed_oss", tmp_path)
+    assert json.loads((source / "config.json").read_text())["attention_dropout"] > 0
+    first, second = (layer_by_layer(source, "fp8", tmp_path / name) for name in ("a", "b"))
+    assert first == second
