@@ -4,8 +4,8 @@ Its algorithms look at the inputs that the unquantised model gives each linear, 
 calibrated while the text goes through it for the first time, and is then not needed any more.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +198,7 @@ def _collecting(layer: nn.Module) -> Iterator[None]:
             one.collecting = False
 
 
-def _guarded(layer: nn.Module, names: list[str], prefix: str) -> Any:
+def _guarded(layer: nn.Module, names: Sequence[str], prefix: str) -> AbstractContextManager[None]:
     """Context manager that raises for the first linear whose input is NaN or infinite, which
     modelopt does not check."""
 
