@@ -53,7 +53,7 @@ class LayerModel(nn.Module):
         super().__init__()
         self.config = config
         self.layer = layer
-        self._index = index
+        self.index = index
         self._probe = probe
         self.eval()  # modelopt restores the mode that it finds
 
@@ -62,7 +62,7 @@ class LayerModel(nn.Module):
         return self._probe[0].hidden.device
 
     def forward(self, *_: Any, **__: Any) -> None:
-        list(run_layer(self.layer, self._index, self._probe))
+        list(run_layer(self.layer, self.index, self._probe))
 
 
 @dataclass(frozen=True)
@@ -99,22 +99,37 @@ def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[Ca
     linears = [name for name, _ in quantizable_linears(model)]
     layers = model.base_model.layers
     with source.layers_only():
-        for index, layer in enumerate(layers):
+        for index in range(len(layers)):
             job.progress(Step(job.phase, index, len(layers), "layers"))
-            prefix = f"{names[id(layer)]}."
+            prefix = f"{names[id(layers[index])]}."
             own = [name.removeprefix(prefix) for name in linears if name.startswith(prefix)]
-            part = LayerModel(model.config, layer, index, texts.probe)
+            part = LayerModel(model.config, layers[index], index, texts.probe)
             with source.held(index), wide_linears():
-                with _guarded(layer, own, prefix), _collecting(layer):
-                    _calibrate(part, config["algorithm"], _forward_loop(layer, index, texts))
-                check_scales(layer, prefix)
-                _share_scales(part)
-                errors = measure_layer(layer, prefix, index, texts.heldout)
-                advance(layer, index, texts.probe)
-                tensors = {prefix + name: one for name, one in _exported(part).items()}
-            layer.to("meta")  # with its quantisers, some of which are as large as scales
-            yield CalibratedLayer(tensors, errors)
+                done = _quantized(part, prefix, own, config["algorithm"], texts)
+            part.to("meta")  # with its quantisers, some of which are as large as scales
+            yield done
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
+
+
+def _quantized(
+    part: LayerModel, prefix: str, linears: Sequence[str], algorithm: Any, texts: _Texts
+) -> CalibratedLayer:
+    """Calibrate, measure and export a layer, and take the texts through it.
+
+    Args:
+        prefix: what names within the layer begin with in the model.
+        linears: that are quantised, or could be; within the layer.
+    """
+    layer, index = part.layer, part.index
+    with _guarded(layer, linears, prefix), _collecting(layer):
+        _calibrate(part, algorithm, _forward_loop(part, texts))
+    check_scales(layer, prefix)
+    _share_scales(part)
+    errors = measure_layer(layer, prefix, index, texts.heldout)
+    advance(layer, index, texts.probe)
+    return CalibratedLayer(
+        {prefix + name: tensor for name, tensor in _exported(part).items()}, errors
+    )
 
 
 def _open_texts(job: CalibrationJob, config: dict[str, Any]) -> _Texts:
@@ -154,9 +169,9 @@ def _calibrate(part: LayerModel, algorithm: Any, forward_loop: Forward) -> None:
         mtq.calibrate(part, algorithm, forward_loop)
 
 
-def _forward_loop(layer: nn.Module, index: int, texts: _Texts) -> Forward:
+def _forward_loop(part: LayerModel, texts: _Texts) -> Forward:
     def taking(stream: Stream) -> Forward:
-        return lambda part: advance(layer, index, stream)
+        return lambda model: advance(part.layer, part.index, stream)
 
     if texts.search:
         return with_fast_search(taking(texts.calibration), taking(texts.search))
