@@ -64,7 +64,7 @@ def empty_model(config: Any, dtype: Any = None) -> Any:
     found = _model_class(config)
     make = found.from_config if found is transformers.AutoModelForCausalLM else found._from_config
     with quiet_libraries(), torch.device("meta"):
-        return make(config) if dtype is None else make(config, dtype=dtype)
+        return _with_base(make(config) if dtype is None else make(config, dtype=dtype))
 
 
 def _model_class(config: Any) -> Any:
@@ -131,9 +131,15 @@ def finished(model: Any) -> Any:
     """A loaded model as everything here takes it."""
     # export_hf_checkpoint needs it, and configs made in code lack it.
     model.config.architectures = model.config.architectures or [type(model).__name__]
-    if not hasattr(model, model.base_model_prefix):  # Llama 4's, within a model of several parts
+    return _with_base(model).eval()
+
+
+def _with_base(model: Any) -> Any:
+    """A model whose `base_model` is the one without the lm_head: Llama 4's has the name that it has
+    within a model of several parts."""
+    if not hasattr(model, model.base_model_prefix):
         model.base_model_prefix = "model"
-    return model.eval()
+    return model
 
 
 def layer_prefixes(model: Any) -> tuple[str, ...]:

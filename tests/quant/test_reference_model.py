@@ -9,7 +9,7 @@ import pytest
 from tests.support.models import random_prompt, tiny_checkpoint, transformers_logits
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.reference_logits import reference_logits
-from trtc.quant.reference_model import reference_dtype
+from trtc.quant.reference_model import empty_model, load_config, reference_dtype
 
 
 def set_type(path: Path, model_type: str) -> None:
@@ -42,3 +42,9 @@ def test_what_generates_no_text_is_refused(
     set_type(path, model_type)
     with pytest.raises(error, match=model_type):
         reference_dtype(path)
+
+
+def test_a_model_without_weights_has_its_layers(tmp_path: Path) -> None:
+    """Llama 4's base has another name within a model of several parts."""
+    model = empty_model(load_config(tiny_checkpoint("llama4", tmp_path)))
+    assert len(model.base_model.layers) == model.config.num_hidden_layers
