@@ -92,9 +92,9 @@ def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[Ca
         CalibrationError: activations that are NaN, infinite or always zero.
     """
     model, source = job.model, job.source
-    _convert(model, config)
     with wide_linears():
         texts = _open_texts(job, config)
+    _convert(model, config)
     names = {id(module): name for name, module in model.named_modules()}
     linears = [name for name, _ in quantizable_linears(model)]
     layers = model.base_model.layers
