@@ -86,7 +86,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return small, checkpoint(directory / "large", **WIDE)
 
 
-@pytest.mark.parametrize("scheme", ["int4", "fp8"])
+@pytest.mark.parametrize("scheme", ["int4", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_a_few_layers_are_in_memory_at_once(
     scheme: str, checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
