@@ -9,6 +9,7 @@ import torch
 
 from trtc.quant.joined_convolutions import split_convolutions
 from trtc.quant.quiet import quiet_libraries
+from trtc.quant.reference_model import layer_prefixes
 from trtc.quant.tensor_shards import TensorShards
 
 
@@ -36,8 +37,7 @@ class ModeloptCheckpoint:
         self._write_configs()
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
-        names = {id(module): name for name, module in self._model.named_modules()}
-        layers = tuple(f"{names[id(layer)]}." for layer in self._model.base_model.layers)
+        layers = layer_prefixes(self._model)
         tied = self._model.all_tied_weights_keys
         for name, tensor in self._model.state_dict().items():
             if not name.startswith(layers) and name not in tied:

@@ -23,6 +23,7 @@ from trtc.quant.layer_error import measure_layer
 from trtc.quant.layerwise import Stream, advance, hooked, open_stream, run_layer
 from trtc.quant.linears import quantizable_linears
 from trtc.quant.quiet import quiet_libraries
+from trtc.quant.reference_model import layer_prefixes
 from trtc.quant.shared_norms import norms_kept_for_others
 from trtc.quant.wide_linears import wide_linears
 
@@ -95,13 +96,11 @@ def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[Ca
     with wide_linears():
         texts = _open_texts(job, config)
     _convert(model, config)
-    names = {id(module): name for name, module in model.named_modules()}
     linears = [name for name, _ in quantizable_linears(model)]
     layers = model.base_model.layers
     with source.layers_only():
-        for index in range(len(layers)):
+        for index, prefix in enumerate(layer_prefixes(model)):
             job.progress(Step(job.phase, index, len(layers), "layers"))
-            prefix = f"{names[id(layers[index])]}."
             own = [name.removeprefix(prefix) for name in linears if name.startswith(prefix)]
             part = LayerModel(model.config, layers[index], index, texts.probe)
             with source.held(index), wide_linears():
