@@ -27,8 +27,7 @@ are alike, and so does the work where channels have decays."""
 _FACTORS = 8
 """Of a row, of which the kernels use five."""
 _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
-"""Of products with the state, and of those by an inverse or that make it, by the type of
-activations."""
+"""Of products with the state, and of those that are inverted, by the type of activations."""
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -65,7 +64,6 @@ def lower(site: Site) -> tuple[Variant, ...]:
         "CHUNK": chunk,
         "ROWS": min(chunk, site.page_size),
         "PRECISION": precision,
-        "INVERSE_PRECISION": of_inverse,
         "SCALED": decays > 1 or precision == "ieee",
     }
     rows = scratch_launch(site, delta_rows, shared, by_sequence, num_warps=_WARPS, scratch=found)
@@ -75,6 +73,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
         {
             **of_inputs,
             **of_chunks,
+            "INVERSE_PRECISION": of_inverse,
             "SEQUENCES": power_of_two(site.limits.max_batch_size),
         },
         (Extent("tokens", block=chunk, times=heads), ONE, ONE),

@@ -517,9 +517,22 @@ def delta_pairs(
 
 
 @triton.jit
+def with_inverse(inverted, values, PRECISION: tl.constexpr):
+    """inverted @ values, with all bits of the inverse: a product cuts what it is given off at tf32,
+    and where keys are alike, errors of the rows of an inverse add up."""
+    if PRECISION == "tf32":
+        cut = (inverted.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+        result = tl.dot(inverted - cut, values, input_precision=PRECISION)
+        result = tl.dot(cut, values, result, input_precision=PRECISION)
+    else:
+        result = tl.dot(inverted, values, input_precision=PRECISION)
+    return result
+
+
+@triton.jit
 def chunk_by_head(
     state, q, k, v, inverted, products, factors, row, is_row, last_row,
-    PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(results of a chunk's rows, the state after them).
 
@@ -535,8 +548,7 @@ def chunk_by_head(
     total = tl.load(factors + last_row + 4)
     known = tl.dot(k, state, input_precision=PRECISION)
     new = written[:, None] * v - of_known[:, None] * known
-    # Where keys are alike, what is new of many rows nearly cancels.
-    new = tl.dot(inverted, new, input_precision=INVERSE_PRECISION)
+    new = with_inverse(inverted, new, PRECISION)
     result = tl.dot(q, state, input_precision=PRECISION) * of_result[:, None]
     result += tl.dot(products, new, input_precision=PRECISION)
     # Rows that are not there have nothing new, and no sum: its exponent would be infinite.
@@ -596,7 +608,6 @@ def delta_chunks(
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
     SCALED: tl.constexpr,
     LEAST_SEQUENCES: tl.constexpr,
     MOST_SEQUENCES: tl.constexpr,
@@ -656,8 +667,7 @@ def delta_chunks(
             place = (at * VALUE_HEADS + head) * 8
             result, state = chunk_by_head(
                 state, q, k, v, inverted, products,
-                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8,
-                PRECISION, INVERSE_PRECISION,
+                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8, PRECISION,
             )  # fmt: skip
         else:
             decays, beta = decays_by_channel(
