@@ -303,6 +303,13 @@ def inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def nearest_tf32(values):
+    """The nearest numbers of tf32. A product of matrices takes the next ones towards zero, and where
+    keys are alike, the errors of an inverse's rows add up."""
+    return ((values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def key_rows(place, row, is_row, key, KEY_DIM: tl.constexpr, STRIDE: tl.constexpr):
     """Rows of queries or keys, as they are stored."""
     inside = is_row[:, None] & (key < KEY_DIM)[None, :]
@@ -429,6 +436,8 @@ def solve_chunk(
     lower = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
     place = (at * VALUE_HEADS + head)[:, None] * CHUNK + index[None, :]
     solution = inverse(lower, CHUNK, INVERSE_PRECISION)
+    if PRECISION == "tf32":
+        solution = nearest_tf32(solution)
     tl.store(solved + place, solution, mask=is_row[:, None])
     tl.store(seen + place, products, mask=is_row[:, None])
 
@@ -517,19 +526,6 @@ def delta_pairs(
 
 
 @triton.jit
-def with_inverse(inverted, values, PRECISION: tl.constexpr):
-    """inverted @ values, with all bits of the inverse: a product cuts what it is given off at tf32,
-    and where keys are alike, errors of the rows of an inverse add up."""
-    if PRECISION == "tf32":
-        cut = (inverted.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
-        result = tl.dot(inverted - cut, values, input_precision=PRECISION)
-        result = tl.dot(cut, values, result, input_precision=PRECISION)
-    else:
-        result = tl.dot(inverted, values, input_precision=PRECISION)
-    return result
-
-
-@triton.jit
 def chunk_by_head(
     state, q, k, v, inverted, products, factors, row, is_row, last_row,
     PRECISION: tl.constexpr,
@@ -548,7 +544,7 @@ def chunk_by_head(
     total = tl.load(factors + last_row + 4)
     known = tl.dot(k, state, input_precision=PRECISION)
     new = written[:, None] * v - of_known[:, None] * known
-    new = with_inverse(inverted, new, PRECISION)
+    new = tl.dot(inverted, new, input_precision=PRECISION)
     result = tl.dot(q, state, input_precision=PRECISION) * of_result[:, None]
     result += tl.dot(products, new, input_precision=PRECISION)
     # Rows that are not there have nothing new, and no sum: its exponent would be infinite.

@@ -160,5 +160,5 @@ def cases() -> list[Deltas]:
         Deltas(*ALIKE, alike=True, by_channel=True),
         Deltas(*ALIKE, alike=True, write_scale=2.0),
     )
-    long = Deltas(*OF_LONG_CHUNKS, lengths=LONG)
-    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *twice, *alike, long]
+    long = (Deltas(*OF_LONG_CHUNKS, lengths=LONG, alike=alike) for alike in (False, True))
+    return [*(Deltas(*shape) for shape in SHAPES), *by_channel, *twice, *alike, *long]

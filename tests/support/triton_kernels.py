@@ -230,10 +230,13 @@ def _fma(self: Any, x: Any, y: Any, z: Any) -> Any:
 def _dot(
     self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
 ) -> Any:
-    """a . b + d in one order of sums whatever the row: some machines' BLAS has several."""
+    """a . b + d in one order of sums whatever the row: some machines' BLAS has several. Operands of
+    tf32 are cut off, as GPUs do it."""
     from triton.runtime.interpreter import TensorHandle
 
     left, right = (_numbers(one).astype(d.data.dtype) for one in (a, b))
+    if input_precision.name == "TF32" and d.data.dtype == np.float32:
+        left, right = ((one.view(np.int32) & -0x2000).view(np.float32) for one in (left, right))
     products = left[..., :, :, None] * right[..., None, :, :]
     return TensorHandle(products.sum(axis=-2, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
