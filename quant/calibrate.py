@@ -18,7 +18,7 @@ from trtc.quant.calibration_text import (
     WINDOW,
     TokenSet,
 )
-from trtc.quant.device import Placement, on_best_device
+from trtc.quant.device import Placement, on_best_device, peak_bytes
 from trtc.quant.evaluation import heldout_set, part_of
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Nearest, Scheme
@@ -109,7 +109,7 @@ def quantize_checkpoint(
     source = opened(model_dir, "bfloat16", texts, heldout)
     work = plan.calibrator.work_bytes(model_dir)
     if work:
-        needed = (source.num_bytes + work) / 1e9
+        needed = peak_bytes(source, work) / 1e9
         progress(Step(f"calibrating, which takes about {needed:.1f} GB of memory"))
     with on_best_device(source, work) as placement:
         return _quantize(

@@ -11,7 +11,7 @@ from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_inputs import calibration_set, journals_below, opened
 from trtc.quant.calibration_mixture import Mixture, read_calibration
 from trtc.quant.calibration_text import WINDOW, TokenSet
-from trtc.quant.device import on_best_device
+from trtc.quant.device import on_best_device, peak_bytes
 from trtc.quant.evaluation import heldout_set
 from trtc.quant.journal import Journals
 from trtc.quant.reference_model import reference_dtype
@@ -59,7 +59,7 @@ def recipe_search(
         check_room(directory, size)
         progress(Step("opening the checkpoint to find its recipe"))
         source = opened(model_dir, reference_dtype(model_dir), texts, heldout)
-        memory, disk = (source.num_bytes + size.memory) / 1e9, size.disk / 1e9
+        memory, disk = peak_bytes(source, size.memory) / 1e9, size.disk / 1e9
         progress(Step(f"searching takes about {memory:.1f} GB of memory and {disk:.1f} GB of disk"))
         with on_best_device(source, size.memory) as placement:
             tokens, measured = _texts(source, model_dir, texts, heldout)

@@ -34,6 +34,11 @@ class Movable(Protocol):
         """Of the weights that are in memory at once."""
         ...
 
+    @property
+    def bytes_at_work(self) -> int:
+        """Of those that are while calibration holds most beside them."""
+        ...
+
     def to(self, device: str) -> None:
         """Move what is in memory to a device, and what is read from now on; `meta` frees it."""
         ...
@@ -54,14 +59,24 @@ class Placement:
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
-def choose_device(weight_bytes: int, gpus: Sequence[Gpu], work_bytes: int = 0) -> Placement:
-    """The GPU with the most free memory if a model of `weight_bytes` fits there, else the CPU.
+def peak_bytes(weights: Movable, work_bytes: int) -> int:
+    """Of weights and of what is held beside them.
 
     Args:
         work_bytes: as of `on_best_device`.
     """
-    work = work_bytes or int(weight_bytes * _WORK_SHARE)
-    needed = weight_bytes + work + _WORK_BYTES
+    if not work_bytes:
+        return weights.num_bytes + int(weights.num_bytes * _WORK_SHARE)
+    return max(weights.num_bytes, weights.bytes_at_work + work_bytes)
+
+
+def choose_device(weights: Movable, gpus: Sequence[Gpu], work_bytes: int = 0) -> Placement:
+    """The GPU with the most free memory if a model fits there, else the CPU.
+
+    Args:
+        work_bytes: as of `on_best_device`.
+    """
+    needed = peak_bytes(weights, work_bytes) + _WORK_BYTES
     largest = max(gpus, key=lambda gpu: gpu.free_bytes, default=None)
     if largest is None:
         return Placement("cpu", "CPU")
@@ -99,7 +114,7 @@ def on_best_device(weights: Movable, work_bytes: int = 0) -> Iterator[Placement]
     """
     import torch
 
-    placement = choose_device(weights.num_bytes, visible_gpus(), work_bytes)
+    placement = choose_device(weights, visible_gpus(), work_bytes)
     if placement.device == "cpu":
         yield placement
         return

@@ -48,6 +48,10 @@ class WholeModel:
     def num_bytes(self) -> int:
         return _num_bytes(self.model)
 
+    @property
+    def bytes_at_work(self) -> int:
+        return self.num_bytes
+
     @contextmanager
     def held(self, index: int) -> Iterator[nn.Module]:
         yield self.model.base_model.layers[index]
@@ -82,6 +86,10 @@ class LayeredModel:
     def num_bytes(self) -> int:
         layers = [_num_bytes(layer) for layer in self.model.base_model.layers]
         return max(_num_bytes(self.model) - sum(layers), *layers)
+
+    @property
+    def bytes_at_work(self) -> int:
+        return max(_num_bytes(layer) for layer in self.model.base_model.layers)
 
     @contextmanager
     def layers_only(self) -> Iterator[None]:

@@ -304,8 +304,8 @@ def inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def nearest_tf32(values):
-    """The nearest numbers of tf32. A product of matrices takes the next ones towards zero, and where
-    keys are alike, the errors of an inverse's rows add up."""
+    """The nearest numbers of tf32. A product of matrices takes the next ones towards zero, and
+    where keys are alike, the errors of an inverse's rows add up."""
     return ((values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.weight_bytes import WeightBytes, whole
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.device import Gpu, Placement, choose_device, on_best_device, visible_gpus
@@ -17,25 +18,32 @@ MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 
 
 def test_without_a_gpu_the_cpu_computes() -> None:
-    assert choose_device(GB, ()) == Placement("cpu", "CPU")
+    assert choose_device(whole(GB), ()) == Placement("cpu", "CPU")
 
 
 def test_the_gpu_with_most_room_is_taken() -> None:
-    assert choose_device(GB, (SMALL, LARGE)) == Placement("cuda:1", "large")
-    assert choose_device(GB, (LARGE, SMALL)) == Placement("cuda:1", "large")
+    assert choose_device(whole(GB), (SMALL, LARGE)) == Placement("cuda:1", "large")
+    assert choose_device(whole(GB), (LARGE, SMALL)) == Placement("cuda:1", "large")
 
 
 def test_a_model_that_does_not_fit_stays_on_the_cpu_and_says_why() -> None:
-    placement = choose_device(70 * GB, (SMALL, LARGE))
+    placement = choose_device(whole(70 * GB), (SMALL, LARGE))
     assert (placement.device, placement.name) == ("cpu", "CPU")
     assert str(placement) == "CPU (large has 80.0 GB free, and 89.6 GB are needed)"
 
 
 def test_weights_alone_are_not_all_that_has_to_fit() -> None:
-    assert choose_device(8 * GB, (SMALL,)).device == "cpu"
-    assert choose_device(4 * GB, (SMALL,)).device == "cuda:0"
-    assert choose_device(4 * GB, (SMALL,), work_bytes=2 * GB).device == "cpu"
-    assert choose_device(4 * GB, (SMALL,), work_bytes=1 * GB).device == "cuda:0"
+    assert choose_device(whole(8 * GB), (SMALL,)).device == "cpu"
+    assert choose_device(whole(4 * GB), (SMALL,)).device == "cuda:0"
+    assert choose_device(whole(4 * GB), (SMALL,), work_bytes=2 * GB).device == "cpu"
+    assert choose_device(whole(4 * GB), (SMALL,), work_bytes=1 * GB).device == "cuda:0"
+
+
+def test_weights_that_are_not_there_at_work_make_room_for_it() -> None:
+    layered = WeightBytes(4 * GB, 1 * GB)
+    assert choose_device(layered, (SMALL,), work_bytes=4 * GB).device == "cuda:0"
+    assert choose_device(layered, (SMALL,), work_bytes=5 * GB).device == "cpu"
+    assert choose_device(WeightBytes(6 * GB, 1 * GB), (SMALL,), work_bytes=GB).device == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
