@@ -6,7 +6,6 @@ import pytest
 from tests.support import delta_calls, scan_calls, ssm_calls
 from tests.support.elementwise import quantize_of
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
-from tests.support.state_calls import STEP
 
 Case = delta_calls.Deltas | ssm_calls.Recurrences | scan_calls.Scans
 CASES: list[Case] = [*delta_calls.cases(), *ssm_calls.cases(), *scan_calls.cases()]
@@ -35,7 +34,7 @@ def test_the_references_are_transformers_chunks_over_the_pieces(case: Case) -> N
     first = case.call(case.history()).reference()
     outputs = case.call(case.step(), first["state_out"]).reference()["out"]
     at = 0
-    for number, (context, new) in enumerate(STEP):
+    for number, (context, new) in enumerate(case.lengths):
         expected = case.torch_outputs(number)[context - new :]
         np.testing.assert_allclose(outputs[at : at + new], expected, atol=2e-5)
         at += new
@@ -58,8 +57,8 @@ def test_kernels_agree_with_references(
 def test_neither_batches_nor_chunks_change_a_bit(library: KernelLibrary, case: Case) -> None:
     before = library.run(case.call(case.history()))["state_out"]
     together = library.run(case.call(case.step(), before), 2)
-    for number, (context, new) in enumerate(STEP):
-        at = sum(n for _, n in STEP[:number])
+    for number, (context, new) in enumerate(case.lengths):
+        at = sum(n for _, n in case.lengths[:number])
         state = before
         for row in range(new):
             begin = context - new + row
