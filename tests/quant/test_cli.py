@@ -83,7 +83,8 @@ def test_quantize(trtc: Run, tmp_path: Path) -> None:
     assert document["source"] == "calib.txt"
     assert document["tokens"] >= 4096
     assert {"layer", "sqnr_db", "max_abs_error"} == set(document["layers"][0])
-    assert (output / "model.safetensors").is_file()
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    assert {path.name for path in output.glob("*.safetensors")} == set(index["weight_map"].values())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calib.txt", "out"]
 
     status, _, err = trtc(*arguments)
