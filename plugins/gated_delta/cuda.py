@@ -2,7 +2,13 @@
 
 import math
 
-from trtc.plugins.gated_delta.triton import delta_chunks, delta_pairs, delta_rows, gated_norm
+from trtc.plugins.gated_delta.triton import (
+    FACTORS,
+    delta_chunks,
+    delta_pairs,
+    delta_rows,
+    gated_norm,
+)
 from trtc.plugins.gpu.lowering import ONE, Extent, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
 from trtc.plugins.gpu.triton_launch import power_of_two
@@ -24,8 +30,6 @@ _MOST_ROWS = {("bf16", False): 64}
 """Of a chunk, where not _LEAST_ROWS, by the type of activations and whether channels have decays.
 Chunks go one after the other. The error of f32 grows with the square of a chunk's rows where keys
 are alike, and so does the work where channels have decays."""
-_FACTORS = 8
-"""Of a row, of which the kernels use five."""
 _PRECISION = {"f32": ("ieee", "ieee"), "bf16": ("tf32", "tf32x3")}
 """Of products with the state, and of those that are inverted, by the type of activations."""
 
@@ -37,7 +41,8 @@ def lower(site: Site) -> tuple[Variant, ...]:
     most = _MOST_ROWS.get((site.dtypes["qkv"], decays > 1), _LEAST_ROWS)
     chunk = max(_LEAST_ROWS, min(most, site.page_size))  # none has rows of two pages
     found = {"found": "f32"}
-    pairs = {"solved": "f32", "seen": "f32", **({"factors": "f32"} if decays == 1 else {})}
+    of_row = {"solved": chunk, "seen": chunk, **({"factors": FACTORS.value} if decays == 1 else {})}
+    pairs = dict.fromkeys(of_row, "f32")
     block = min(_BLOCK, max(_LEAST_ROWS, power_of_two(width)))
     by_sequence = (Extent("sequences", times=heads * -(-width // block)), ONE, ONE)
     of_inputs: dict[str, int | float | str] = {
@@ -118,8 +123,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
     found_bytes = DTYPES["f32"].num_bytes(most * heads * width)
     scratch = {"found": found_bytes}
     of_pairs = {
-        name: DTYPES["f32"].num_bytes(most * heads * (_FACTORS if name == "factors" else chunk))
-        for name in pairs
+        name: DTYPES["f32"].num_bytes(most * heads * numbers) for name, numbers in of_row.items()
     }
     return (
         Variant(work=(rows, norm), max_rows=most, kind="decode", scratch=scratch),

@@ -40,6 +40,9 @@ from trtc.plugins.gpu.triton import (
     wait_for_inputs,
 )
 
+FACTORS = tl.constexpr(8)
+"""Numbers of a row in `factors`, five of which are used."""
+
 
 @triton.jit
 def unit_vector(place, index, inside, scale):
@@ -421,7 +424,7 @@ def solve_chunk(
         between *= k_by[None, :]
         alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * k_by[:, None]
         products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between * q_by[:, None]
-        of_rows = factors + (at * VALUE_HEADS + head) * 8
+        of_rows = factors + (at * VALUE_HEADS + head) * FACTORS
         tl.store(of_rows, beta, mask=is_row)
         tl.store(of_rows + 1, beta * tl.exp(sums) * k_by, mask=is_row)
         tl.store(of_rows + 2, tl.exp(sums) * q_by, mask=is_row)
@@ -473,8 +476,8 @@ def delta_pairs(
     OVERLAPS: tl.constexpr,
 ):
     """solved and seen [T, VALUE_HEADS, CHUNK]: of each row, its row of `solve_chunk`'s matrices.
-    factors [T, VALUE_HEADS, 8], where decays are of heads: of each row what multiplies its value,
-    what its key gives of the state, what its query gives of it, its key, and the sum of the
+    factors [T, VALUE_HEADS, FACTORS], where decays are of heads: of each row what multiplies its
+    value, what its key gives of the state, what its query gives of it, its key, and the sum of the
     logarithms of its chunk's decays up to it.
 
     They do not depend on the state, so all chunks are taken at once. A program has the chunks whose
@@ -660,10 +663,11 @@ def delta_chunks(
         inverted = tl.load(solved + pairs, mask=is_row[:, None], other=0.0)
         products = tl.load(seen + pairs, mask=is_row[:, None], other=0.0)
         if DECAYS == 1:
-            place = (at * VALUE_HEADS + head) * 8
+            place = (at * VALUE_HEADS + head) * FACTORS
+            of_last = (last_row.to(tl.int64) * VALUE_HEADS + head) * FACTORS
             result, state = chunk_by_head(
                 state, q, k, v, inverted, products,
-                factors, place, is_row, (last_row.to(tl.int64) * VALUE_HEADS + head) * 8, PRECISION,
+                factors, place, is_row, of_last, PRECISION,
             )  # fmt: skip
         else:
             decays, beta = decays_by_channel(
