@@ -1,20 +1,18 @@
 // What the kernels of paged_attention agree on: shapes, and how a context falls into splits.
 //
-// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16, E4m3, I8 or U4x2) SCALE_BYTES (of a head's own scale
+// Macros: those of attention/scores.cuh, and HEAD_DIM; POOL (Bf16, E4m3, I8 or U4x2) SCALE_BYTES (of a head's own scale
 // in the pool: 4 of the latter two, else 0) OUT; PAGE_SIZE TABLE_WIDTH;
-// Q_STRIDE OUT_STRIDE; SCALE WINDOW CHUNKED SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE
+// Q_STRIDE OUT_STRIDE; SCALE; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE
 // HAS_V_SCALE HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
 #pragma once
 
-#include "gpu/ptx.cuh"
+#include "attention/scores.cuh"
 
 namespace trtc {
 
 using Pool = POOL;
 using Out = OUT;
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kGroup = NUM_HEADS / NUM_KV_HEADS;
 template <class T>
 constexpr int kBitsOf = 8 * sizeof(T);
 template <>
@@ -30,10 +28,6 @@ constexpr int kTile = 16;  // keys of one product; where a window begins is roun
 
 static_assert(HEAD_DIM % 16 == 0, "rows of K and V are taken 16 elements at a time");
 static_assert(PAGE_SIZE % 8 == 0, "eight keys are taken from one page");
-
-constexpr __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
-constexpr __device__ int smaller(int a, int b) { return a < b ? a : b; }
-constexpr __device__ int larger(int a, int b) { return a > b ? a : b; }
 
 // E4M3 is exact in f16, and so are bf16 queries of any size that attention meets. int8 is exact in
 // bf16, which weights keep their range in, times the scale of a value.
@@ -76,12 +70,6 @@ __device__ inline unsigned query_operand(unsigned pair) {
   return pack_f16(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// Two weights as operands, `low` in the low half.
-__device__ inline unsigned weight_operand(float low, float high) {
-  if constexpr (kE4m3) return pack_f16(low, high);
-  return pack_bf16(low, high);
-}
-
 // Optional inputs: a kernel's parameter, or null.
 #if HAS_K_SCALE
 #define K_SCALE_PARAMETER const float *k_scale,
@@ -114,17 +102,6 @@ constexpr const float* out_scale = nullptr;
 constexpr const float* sinks = nullptr;
 #endif
 
-// A head's sink is one more score of its softmax, in units of log2 here, without a value.
-__device__ inline float sink_of(const float* sinks, int head) {
-  return sinks ? sinks[head] * kLog2E : -infinity();
-}
-
-// The first key that the token at a position sees: of its window, or of its chunk of as many positions.
-__device__ inline int first_seen(int position) {
-  if constexpr (CHUNKED != 0) return position - position % larger(1, WINDOW);
-  return WINDOW > 0 ? larger(0, position - WINDOW + 1) : 0;
-}
-
 // The keys [first, end) that a sequence's last token sees, and the splits they fall into. It follows
 // from the sequence's own length, so that no result depends on the rest of a batch.
 struct Splits {
@@ -140,22 +117,5 @@ struct Splits {
     count = ceil_div(end - begin, length);
   }
 };
-
-// A score in units of log2, from the product of a query with a stored key; `scale` is SCALE times
-// the scale of stored keys. Rounded as written, so that it is the same bits wherever it is inlined.
-__device__ inline float score(float product, float scale) {
-  if constexpr (SOFTCAP > 0) {
-    // tanh(x) = 1 - 2 / (1 + e^2x)
-    constexpr float kCap = SOFTCAP > 0 ? SOFTCAP : 1;
-    const float x = __fmul_rn(product, scale / kCap);
-    const float above = reciprocal_approx(1.f + exp2_approx(__fmul_rn(2.f * kLog2E, x)));
-    return __fmul_rn(fmaf(-2.f, above, 1.f), kCap * kLog2E);
-  } else {
-    return __fmul_rn(product, scale * kLog2E);
-  }
-}
-
-// A factor that a call may go without.
-__device__ inline float value_or_one(const float* factor) { return factor ? *factor : 1.f; }
 
 }  // namespace trtc

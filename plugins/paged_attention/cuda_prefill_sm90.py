@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from trtc.plugins.attention.tiles_sm90 import (
+    PANEL_BYTES,
+    PROGRAMS,
+    ROWS,
+    THREADS,
+    Tile,
+    query_map,
+)
 from trtc.plugins.gpu.arch import SM_90
 from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site, TileMap
 from trtc.plugins.gpu.sources import CudaSource
@@ -16,35 +24,19 @@ from trtc.plugins.paged_attention.cuda_cpp import (
     scale_bytes,
     supports,
 )
-from trtc.protos.dtypes import DTYPES
 
-_ROWS = 128
-"""Of a tile: tokens times the heads of a group."""
-_THREADS = 384
-_ALIGNMENT = 1024
-"""Bytes. Of the panels, and so of all shared memory's size."""
-_PANEL_BYTES = 128
-"""Of a row of a panel in shared memory."""
 _PLANES = 1 << 30
 """Keys or values of a page, as many as coordinates reach: how many pages a pool has is known when
 an engine is opened."""
-_PROGRAMS = SM_90.multiprocessors
-"""Persistent programs, which take tiles from a counter."""
 
 
 @dataclass(frozen=True)
-class Tile:
-    """Tactic of a program for a tile of 128 rows."""
+class PoolTile:
+    """Tactic, by what the pool holds."""
 
-    block_n: int
-    """Keys of a product."""
-    stages: int
-    """Blocks of keys in shared memory."""
+    products: Tile
     raw_stages: int
-    """Blocks of E4M3 there, before they are widened."""
-    producer_registers: int
-    consumer_registers: int
-    """Of a thread: 128 producers and 256 consumers share 65536."""
+    """Blocks of E4M3 in shared memory, before they are widened."""
 
 
 def available(site: Site) -> bool:
@@ -53,7 +45,7 @@ def available(site: Site) -> bool:
         site.arch.has_wgmma
         and supports(site)
         and scale_bytes(site) == 0
-        and group(site) <= _ROWS
+        and group(site) <= ROWS
         and _shared_bytes(site, tile_of(site)) <= SM_90.shared_bytes
     )
 
@@ -63,7 +55,7 @@ def prefill(site: Site) -> Launch:
     tile = tile_of(site)
     shared = _shared_bytes(site, tile)
     steps = ("query_start", "context_lens", "page_table")
-    maps = (_query_map(site), *_pool_maps(site, tile))
+    maps = (query_map(site, site.axes["head_dim"], group(site)), *_pool_maps(site, tile))
     names = (*steps, *OPTIONAL, DIMS, "out", COUNTER, *(one.parameter for one in maps))
     source = CudaSource(
         file="paged_attention/prefill_sm90.cu",
@@ -71,35 +63,20 @@ def prefill(site: Site) -> Launch:
         parameters=parameters(site, names),
         constants={
             **constants(site),
-            "TOKENS": _ROWS // group(site),
-            "BLOCK_N": tile.block_n,
-            "STAGES": tile.stages,
+            "VALUE_DIM": site.axes["head_dim"],
+            "TOKENS": ROWS // group(site),
+            **tile.products.constants,
             "RAW_STAGES": tile.raw_stages,
-            "PRODUCER_REGISTERS": tile.producer_registers,
-            "CONSUMER_REGISTERS": tile.consumer_registers,
             "SHARED_BYTES": shared,
             "MAX_SEQUENCES": site.limits.max_batch_size,
         },
-        num_threads=_THREADS,
+        num_threads=THREADS,
         shared_bytes=shared,
     )
-    return launch(site, source, (Extent(times=_PROGRAMS), ONE, ONE), maps)
+    return launch(site, source, (Extent(times=PROGRAMS), ONE, ONE), maps)
 
 
-def _query_map(site: Site) -> TileMap:
-    """[tokens, heads, bytes of a head], by the heads of a group."""
-    q = DTYPES[site.dtypes["q"]]
-    head = q.num_bytes(site.axes["head_dim"])
-    tokens, heads = site.limits.max_num_tokens, int(site.attributes["num_heads"])
-    return TileMap(
-        parameter="q",
-        sizes=(head, heads, tokens),
-        strides=(head, q.num_bytes(site.strides["q"])),
-        box=(_PANEL_BYTES, group(site), _ROWS // group(site)),
-    )
-
-
-def _pool_maps(site: Site, tile: Tile) -> tuple[TileMap, TileMap]:
+def _pool_maps(site: Site, tile: PoolTile) -> tuple[TileMap, TileMap]:
     """[keys or values of a page, KV heads, tokens, bytes of a head], by what a block has of a page,
     and by single tokens."""
     head, page_size = row_bytes(site), site.page_size
@@ -110,13 +87,13 @@ def _pool_maps(site: Site, tile: Tile) -> tuple[TileMap, TileMap]:
             parameter="pool",
             sizes=(head, page_size, site.axes["num_kv_heads"], _PLANES),
             strides=(token, head, page_size * token),
-            box=(_PANEL_BYTES, tokens, 1, 1),
+            box=(PANEL_BYTES, tokens, 1, 1),
         )
 
-    return by(min(page_size, tile.block_n)), by(1)
+    return by(min(page_size, tile.products.block_n)), by(1)
 
 
-def tile_of(site: Site) -> Tile:
+def tile_of(site: Site) -> PoolTile:
     """What was fastest on an H200 for Llama-3.1-8B's heads, by TFLOP/s over causal prompts (128
     keys, E4M3 out, the launches for sequences with one new token included).
 
@@ -132,24 +109,21 @@ def tile_of(site: Site) -> Tile:
     blocks of 64 keys were 5 to 50% slower.
     """
     widens = site.dtypes["pool"] == "f8e4m3"
-    tile = Tile(
+    products = Tile(
         block_n=128 if site.axes["head_dim"] <= 128 else 64,
         stages=2,
-        raw_stages=2 if widens else 0,
         producer_registers=72 if widens else 56,
         consumer_registers=216 if widens else 224,
     )
+    tile = PoolTile(products, raw_stages=2 if widens else 0)
     if tile.raw_stages and _shared_bytes(site, tile) > SM_90.shared_bytes:
         return replace(tile, raw_stages=1)
     return tile
 
 
-def _shared_bytes(site: Site, tile: Tile) -> int:
-    """Queries, stages of K and V in panels, E4M3 in panels of its own, and bookkeeping."""
-    panel_bytes = -(-site.axes["head_dim"] // 64) * _PANEL_BYTES
-    raw_bytes = -(-row_bytes(site) // _PANEL_BYTES) * _PANEL_BYTES
-    rows = _ROWS + 2 * tile.stages * tile.block_n
-    bookkeeping = 1024 + 4 * site.limits.max_batch_size
-    raw = 2 * tile.raw_stages * tile.block_n * raw_bytes
-    used = rows * panel_bytes + raw + bookkeeping
-    return -(-used // _ALIGNMENT) * _ALIGNMENT
+def _shared_bytes(site: Site, tile: PoolTile) -> int:
+    """What every tile has, E4M3 in panels of its own, and the sequences' tiles."""
+    raw_bytes = -(-row_bytes(site) // PANEL_BYTES) * PANEL_BYTES
+    raw = 2 * tile.raw_stages * tile.products.block_n * raw_bytes
+    more = raw + 4 * site.limits.max_batch_size
+    return tile.products.shared_bytes(site.axes["head_dim"], site.axes["head_dim"], more)

@@ -4,7 +4,6 @@
 // the products. A pool of E4M3 is copied as it is, and widened to f16 by the warps that had it copied.
 #pragma once
 
-#include "gpu/tensor_map.cuh"
 #include "paged_attention/prefill_sm90.cuh"
 
 namespace trtc {
@@ -127,25 +126,15 @@ __device__ inline void publish(unsigned full, int which, int thread) {
   if (thread == 0) arrive(full);
 }
 
-// Has the tile's queries copied; the first warp of the team of V, or for E4M3 all of it. Rows beyond its
-// tokens are whatever comes next.
+// Has the tile's queries copied; the first warp of the team of V, or for E4M3 all of it.
 __device__ inline void bring_queries(Shared& shared, const Tile& tile, const Maps& maps, int thread,
                                      unsigned parity) {
-  const unsigned queries = shared_address(shared.queries);
   const unsigned full = shared_address(&shared.barriers.query_full);
-  const unsigned copied = kE4m3 ? shared_address(&shared.barriers.query_copied) : full;
-  wait_at(shared_address(&shared.barriers.query_empty), parity ^ 1);
-  if (thread == 0) {
-    shared.tile = tile;
-    arrive_and_expect(copied, tile.num_tokens > 0 ? kPanels * TOKENS * kGroup * 128 : 0);
-    for (int panel = 0; panel < kPanels && tile.num_tokens > 0; ++panel) {
-      copy_tile(queries + panel * kRows * 128, maps.queries, copied, panel * 128,
-                tile.kv_head * kGroup, tile.first_row);
-    }
-  }
+  const unsigned copied = kE4m3 ? shared_address(&shared.query_copied) : full;
+  copy_queries(shared, tile, maps.queries, thread, copied, parity);
   if constexpr (kE4m3) {
     wait_at(copied, parity);
-    convert_queries(queries, thread);
+    convert_queries(shared_address(shared.queries), thread);
     publish(full, 1, thread);
   }
 }
@@ -177,7 +166,7 @@ __device__ inline void widen_blocks(Shared& shared, const Tile& tile, const Bloc
     if (thread < 32 && block < tile.end_block()) {
       const int stage = raw.stage();
       blocks.copy(maps, block, page, shared_address(shared.raw[blocks.which][stage]),
-                  shared_address(&barriers.raw_full[blocks.which][stage]));
+                  shared_address(&shared.raw_full[blocks.which][stage]));
     }
   };
   for (int i = 0; i < kRawStages; ++i, ++raw.number) {
@@ -186,7 +175,7 @@ __device__ inline void widen_blocks(Shared& shared, const Tile& tile, const Bloc
   raw.number = turn.number;
   for (int block = tile.first_block(); block < tile.end_block(); ++block, ++turn.number, ++raw.number) {
     const int stage = turn.stage(), page = blocks.page_of(block + kRawStages);
-    wait_at(shared_address(&barriers.raw_full[blocks.which][raw.stage()]), raw.parity());
+    wait_at(shared_address(&shared.raw_full[blocks.which][raw.stage()]), raw.parity());
     wait_at(shared_address(keys ? &barriers.key_empty[stage] : &barriers.value_empty[stage]),
             turn.earlier());
     widen_block(shared_address(shared.raw[blocks.which][raw.stage()]),
@@ -202,20 +191,16 @@ __device__ inline void produce(Shared& shared, const Maps& maps, const int* quer
                                const int* context_lens, const int* page_table, int num_sequences,
                                int* counter) {
   const int which = threadIdx.x / kTeam, thread = threadIdx.x % kTeam;
-  count_tiles(shared, query_start, num_sequences, threadIdx.x);
+  add_up(shared.sums, shared.tiles, num_sequences, threadIdx.x,
+         [=](int i) { return tiles_of(query_start[i + 1] - query_start[i]); });
   wait_for_earlier_kernels();
   if (!kE4m3 && thread >= 32) return;  // nothing to widen
   constexpr int kStaying = kE4m3 ? kProducers : 64;
   Turn turn;
-  int upcoming = threadIdx.x == 0 ? atomicAdd(counter, 1) : 0;  // requested a tile ahead
+  Numbers numbers(counter);
   for (int round = 0;; ++round) {
-    if (threadIdx.x == 0) {
-      shared.next[round % 2] = upcoming;
-      upcoming = atomicAdd(counter, 1);
-    }
-    sync_threads(1, kStaying);
-    const Tile tile =
-        tile_of(shared, shared.next[round % 2], query_start, context_lens, num_sequences);
+    const int number = numbers.take(shared.next, round, kStaying);
+    const Tile tile = tile_of(shared, number, query_start, context_lens, num_sequences);
     if (which == 1) bring_queries(shared, tile, maps, thread, round & 1);
     if (tile.num_tokens == 0) return;
     const Blocks blocks(tile, page_table, which);

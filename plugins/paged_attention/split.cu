@@ -278,10 +278,10 @@ struct Softmax {
     for (int column = 0; column < kColumns; ++column) {
       for (int half = 0; half < 2; ++half) {
         const float a = weights[half][2 * column], b = weights[half][2 * column + 1];
-        const unsigned pair = weight_operand(a, b);
+        const unsigned pair = weight_operand<Operand>(a, b);
         high[column][half] = pair;
         // bf16 alone would round weights to 8 bits: what it drops is multiplied as well.
-        low[column][half] = weight_operand(a - __uint_as_float(pair << 16),
+        low[column][half] = weight_operand<Operand>(a - __uint_as_float(pair << 16),
                                            b - __uint_as_float(pair & 0xffff0000u));
       }
     }

@@ -29,7 +29,7 @@ NUM_SINGLE = 2
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few of them: idle ones take their time here."""
-    monkeypatch.setattr(cuda_prefill_sm90, "_PROGRAMS", 3)
+    monkeypatch.setattr(cuda_prefill_sm90, "PROGRAMS", 3)
 
 
 def rows_of_chunks() -> list[int]:
@@ -108,7 +108,7 @@ def test_programs_share_the_tiles_whatever_their_number(monkeypatch: pytest.Monk
     call = make_call([Sequence(300, 300), Sequence(70, 70)])
     found = []
     for programs in (1, 5):
-        monkeypatch.setattr(cuda_prefill_sm90, "_PROGRAMS", programs)
+        monkeypatch.setattr(cuda_prefill_sm90, "PROGRAMS", programs)
         site = call.site(90)
         found.append(run_cuda(call, site, lower(site)[-1]))
     np.testing.assert_array_equal(found[0], found[1])
