@@ -5,15 +5,20 @@ from dataclasses import dataclass
 
 import triton
 
+from trtc.plugins.expanded_latent_attention import cuda_prefill_sm90
+from trtc.plugins.expanded_latent_attention.buffers import (
+    COUNTER,
+    WIDE_KEYS,
+    WIDE_VALUES,
+    buffer_types,
+    wide_bytes,
+)
 from trtc.plugins.expanded_latent_attention.triton import expand_latents, expanded_prefill
 from trtc.plugins.gpu.lowering import ONE, Extent, Grid, Launch, Site, Variant
 from trtc.plugins.gpu.scratch_launch import scratch_launch
 from trtc.plugins.gpu.triton_launch import power_of_two
 from trtc.plugins.latents.triton import expansion_constants
-from trtc.protos.dtypes import DTYPES
 
-_WIDE_KEYS, _WIDE_VALUES = "wide_keys", "wide_values"
-"""Scratch buffers: [heads, room, head_dim] and [heads, room, value_dim] of the activation type."""
 _EXPANDING_PROGRAMS = 2
 """For each multiprocessor. They share the tiles, so that a step with few starts no more."""
 
@@ -36,27 +41,27 @@ class _Tile:
 
 def lower(site: Site) -> tuple[Variant, ...]:
     least, most = int(site.attributes["least_new"]), site.limits.max_num_tokens
-    dtype, room = site.dtypes["q"], int(site.attributes["room"])
-    heads, values = int(site.attributes["num_heads"]), site.axes["value_dim"]
-    element = DTYPES[dtype].num_bytes(1)
+    on_sm90 = cuda_prefill_sm90.available(site)
     none = (
         Variant(work=(), max_rows=site.limits.max_batch_size, kind="decode"),
         Variant(work=(), max_rows=least - 1),
     )
+    rest = int(site.attributes["head_dim"]) - site.axes["nope"]
     work = (
-        _expand(site, "keys", _WIDE_KEYS, int(site.attributes["head_dim"]) - site.axes["nope"]),
-        _expand(site, "values", _WIDE_VALUES, 0),
-        _prefill(site),
+        _expand(site, "keys", WIDE_KEYS, rest, counter=on_sm90),
+        _expand(site, "values", WIDE_VALUES, 0, counter=False),
+        cuda_prefill_sm90.prefill(site) if on_sm90 else _prefill(site),
     )
-    scratch = {
-        _WIDE_KEYS: heads * room * int(site.attributes["head_dim"]) * element,
-        _WIDE_VALUES: heads * room * values * element,
-    }
+    scratch = {**wide_bytes(site), **({COUNTER: 4} if on_sm90 else {})}
     return (*none, Variant(work=work, max_rows=most, scratch=scratch))
 
 
-def _expand(site: Site, weight: str, buffer: str, rest: int) -> Launch:
-    """Keys ([rank, nope] for each head) have `rest` columns of the latent behind them."""
+def _expand(site: Site, weight: str, buffer: str, rest: int, *, counter: bool) -> Launch:
+    """Keys ([rank, nope] for each head) have `rest` columns of the latent behind them.
+
+    Args:
+        counter: the launch sets COUNTER to 0.
+    """
     tile = _expand_tile(site)
     columns = site.axes["nope" if weight == "keys" else "value_dim"]
     heads = int(site.attributes["num_heads"])
@@ -81,7 +86,7 @@ def _expand(site: Site, weight: str, buffer: str, rest: int) -> Launch:
         },
         (Extent(times=min(tiles, _EXPANDING_PROGRAMS * site.arch.multiprocessors)), ONE, ONE),
         tile,
-        {"weight": weight, "wide": buffer},
+        {"weight": weight, "wide": buffer, "counter": COUNTER if counter else ""},
     )
 
 
@@ -122,7 +127,6 @@ def _launch(
     tile: _Tile,
     renamed: dict[str, str],
 ) -> Launch:
-    dtype = site.dtypes["q"]
     return scratch_launch(
         site,
         function,
@@ -130,7 +134,7 @@ def _launch(
         grid,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        scratch={_WIDE_KEYS: dtype, _WIDE_VALUES: dtype},
+        scratch=buffer_types(site),
         renamed=renamed,
     )
 

@@ -21,6 +21,7 @@ def expand_latents(
     page_table,
     dims,
     wide,
+    counter,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -42,10 +43,12 @@ def expand_latents(
 ):
     """wide[head] = (latents[:RANK] @ weight[head], latents[RANK:][:REST]).
 
-    Programs share the tiles, of which a step may have none. BLOCK_M divides ALIGNMENT.
+    Programs share the tiles, of which a step may have none. BLOCK_M divides ALIGNMENT, and behind a
+    sequence's last token, up to a multiple of it, are zeros.
 
     Args:
         weight: [heads, RANK, N], or [heads, N, RANK] if TRANSPOSED.
+        counter: None, or what becomes 0.
     """
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     PARTS: tl.constexpr = NUM_HEADS * BLOCKS
@@ -62,6 +65,8 @@ def expand_latents(
     )
     tiles = tl.max(tl.where(ends <= ROOM, ends, 0), 0) // BLOCK_M
     wait_for_inputs(OVERLAPS)
+    if counter is not None:
+        tl.store(counter, 0, mask=tl.program_id(0) == 0)
     for work in range(tl.program_id(0), tiles * PARTS, tl.num_programs(0)):
         first = work // PARTS * BLOCK_M
         head = work % PARTS // BLOCKS
@@ -85,14 +90,16 @@ def expand_latents(
             total = tl.dot(a, b, total, input_precision="ieee")
         row = tl.cast(head, tl.int64) * ROOM + first + tl.arange(0, BLOCK_M)
         target = wide + row * (N + REST)
-        inside = is_row[:, None] & (n < N)[None, :]
+        inside = (n < N)[None, :]
         tl.store(target[:, None] + n[None, :], total.to(wide.dtype.element_ty), mask=inside)
         if (REST > 0) & (block == 0):
             column = tl.arange(0, REST_PAD)
-            passes = is_row[:, None] & (column < REST)[None, :]
-            rest = tl.load(source[:, None] + RANK + column[None, :], mask=passes, other=0.0)
+            is_rest = (column < REST)[None, :]
+            rest = tl.load(
+                source[:, None] + RANK + column[None, :], mask=is_row[:, None] & is_rest, other=0.0
+            )
             tl.store(
-                target[:, None] + N + column[None, :], rest.to(wide.dtype.element_ty), mask=passes
+                target[:, None] + N + column[None, :], rest.to(wide.dtype.element_ty), mask=is_rest
             )
 
 

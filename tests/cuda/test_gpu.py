@@ -482,6 +482,19 @@ def test_latent_attention_of_published_sizes(gpu: Gpu, rng: np.random.Generator,
         assert_close(product, run_lowered(product, run=gpu.run, sm=gpu.sm))
 
 
+@pytest.mark.parametrize("name", ["DeepSeek-V2-Lite", "GLM-4.7-Flash", "Mistral-Small-4"])
+def test_expanded_latents_of_published_sizes(gpu: Gpu, name: str) -> None:
+    """Prompts of several tiles, with earlier context and without, beside sequences that are passed
+    over; the last one has no room."""
+    shape = PUBLISHED[name]
+    step = step_of(shape, ((1, 1), (300, 300), (5, 90), (129, 701), (128, 128), (130, 257)))
+    call = expanded_call(shape, expanding(step, least_new=128, room=1408))
+    for run in (gpu.run, gpu.run_apart):
+        out = run_lowered(call, run=run, sm=gpu.sm, stale=0)["out"]
+        assert_close(call, {"out": out})
+        np.testing.assert_array_equal(out[-130:], np.asarray(call.inputs["attended"])[-130:])
+
+
 @pytest.mark.parametrize("heads", [64, 32])
 def test_selection_of_published_sizes(gpu: Gpu, rng: np.random.Generator, heads: int) -> None:
     """Whole numbers, whose sums are exact: few rows share programs, many have programs of their

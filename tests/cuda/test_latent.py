@@ -23,13 +23,15 @@ from tests.support.latent_calls import (
 from tests.support.lowered import run_lowered, site_of
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.arch import ARCHS
-from trtc.plugins.gpu.lowering import Site, Variant
+from trtc.plugins.gpu.lowering import Launch, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.latents.expansion import LEAST_NEW, MAX_BYTES, room_for
 from trtc.protos.manifest import Limits
 
 needs_triton()
 
 from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
+from trtc.plugins.expanded_latent_attention.buffers import WIDE_KEYS, WIDE_VALUES  # noqa: E402
 
 SHAPES = {
     "f32": LatentShape("f32", "f32", 3, 24, 8, 16, 8),
@@ -142,6 +144,9 @@ def published_variants(name: str, sm: int) -> tuple[Variant, Variant]:
     expanded = site(expanded_call(shape, absorbed), sm)
     decode, few, prompts = lowerings()["expanded_latent_attention"](expanded)
     assert (decode.work, few.work, few.max_rows) == ((), (), LEAST_NEW - 1)
-    assert sum(prompts.scratch.values()) == token_bytes * room <= MAX_BYTES
+    wide = sum(prompts.scratch[name] for name in (WIDE_KEYS, WIDE_VALUES))
+    assert wide == token_bytes * room <= MAX_BYTES
+    last = prompts.work[-1]
+    assert isinstance(last, Launch) and isinstance(last.kernel, CudaSource) == (sm == 90)
     assert room >= (8192 if shape.num_heads > 100 else 32768)
     return every, prompts

@@ -71,5 +71,5 @@ def compiled(variant: Variant, sm: int, entries: Sequence[str] = ()) -> Iterator
         assert kernel.cubin.startswith(b"\x7fELF")
         assert kernel.shared_bytes <= ARCHS[sm].shared_bytes
         assert ".local" not in kernel.ptx.decode(), "indexes registers"
-        assert len(kernel.parameters) == len(launch.arguments)
+        assert len(kernel.parameters) == len(launch.arguments) + len(launch.maps)
         yield kernel
