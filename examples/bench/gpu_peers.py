@@ -4,21 +4,21 @@
     python -m examples.bench.gpu_peers DIR [--engines NAME ...]  on the GPU, with trtc[build,cuda]
 
 Installs vLLM with pip in an environment under DIR, unless `--vllm` names the Python of one. Both
-are given the same work by their APIs in their own processes, one after the other; prints medians
-and ratios and writes DIR/peers.json.
+are given the same work by their APIs in their own processes, one after the other; prints each
+figure as soon as it is there, then the ratios, and writes DIR/peers.json. `--sides` runs one of
+them alone, or `routing`: how many experts vLLM's rows choose, and whether its logits are finite.
 
-Weights of Llama-3.1-8B's shape are of two kinds, because a GPU at its power limit is faster the
-more zeros it multiplies by: `random`, the same E4M3 codes for both, and `zeros`, what
-`--load-format dummy` of vLLM makes of E4M3 weights, 98% of them zeros. In bf16 vLLM's own are
-random. Of other shapes both draw their own (`dummies`): trtc's are random; of vLLM's, E2M1 weights
-are zeros and E4M3 weights nearly all.
+Weights are random, by the same distributions for both: those of trtc's `--dummy-weights`, which
+peers/vllm_weights.py writes over vLLM's parameters. Those of Llama-3.1-8B's shape are of a second
+kind too, because a GPU at its power limit is faster the more zeros it multiplies by: `zeros`, what
+`--load-format dummy` of vLLM makes of E4M3 weights, 98% of them zeros.
 """
 
 import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,8 @@ from examples.bench.gpu_weights import with_weights
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, Workload
-from examples.bench.peers.processes import run
-from examples.bench.peers.vllm_checkpoint import (
-    STATIC_FP8,
-    write_configuration,
-    write_fp8_checkpoint,
-)
-from trtc.builder.checkpoint.reader import INDEX_FILE
+from examples.bench.peers.processes import lines
+from examples.bench.peers.vllm_checkpoint import STATIC_FP8, write_configuration
 from trtc.runtime.executors.cuda.opening import device_name
 
 VLLM = ("vllm==0.26.0", "torch==2.11.0")
@@ -47,7 +42,9 @@ ENGINES = {
 }
 WEIGHTS = ("random", "zeros")
 _MIXED_WEIGHTS = "8b"
-"""The shape whose weights are of either kind."""
+"""The shape whose weights are of either kind; those of others are random."""
+SIDES = ("trtc", "vllm", "routing")
+_COMPARED = ("trtc", "vllm")
 _MXFP4 = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [
@@ -75,6 +72,8 @@ _QWEN3_NEXT = QWEN3_5_35B | {
 """vLLM opens Qwen3.5 only with its vision tower and processor; the layers of Qwen3-Next are the
 same but for how their projections are stored."""
 _VLLM_CONFIGS: Mapping[str, Mapping[str, Any]] = {"qwen3.5-35b-a3b": _QWEN3_NEXT}
+_ANSWER = '["'
+"""How a worker's figures begin: a list of a name and a number."""
 Figures = Mapping[str, float]
 
 
@@ -90,6 +89,10 @@ class Setting:
     repeats: int
     longest_decode: int
     """Tokens of context; decodes of longer ones are left out."""
+    sides: tuple[str, ...] = _COMPARED
+    """Of SIDES."""
+    results: str = "peers.json"
+    """File in `directory`."""
 
     def workload(self, shape: str) -> Workload:
         whole = SHAPES[shape].workload
@@ -108,46 +111,51 @@ class Match:
     def title(self) -> str:
         return f"{self.engine.engine}, {self.weights} weights"
 
-    def trtc(self, setting: Setting) -> Figures:
+    def run(self, side: str, setting: Setting) -> Figures:
+        if side == "trtc":
+            return self._trtc(setting)
+        module = "vllm_worker" if side == "vllm" else "vllm_routing"
+        return self._run(setting.vllm, module, setting, self._checkpoint(setting.directory))
+
+    def _trtc(self, setting: Setting) -> Figures:
         engine = setting.directory / self.engine.engine
         if self.weights != "zeros":
-            return self._run(sys.executable, "trtc_gpu_worker", setting, engine, dummy=True)
+            return self._run(sys.executable, "trtc_gpu_worker", setting, engine)
         filled = with_weights(engine, engine.with_name(f"{engine.name}-zeros"), like_vllm=True)
         try:
-            return self._run(sys.executable, "trtc_gpu_worker", setting, filled, dummy=False)
+            return self._run(sys.executable, "trtc_gpu_worker", setting, filled)
         finally:
             shutil.rmtree(filled)
 
-    def vllm(self, setting: Setting) -> Figures:
+    def _checkpoint(self, directory: Path) -> Path:
         shape, dtype = self.engine.shape, self.engine.dtype
         config = _VLLM_CONFIGS.get(shape, SHAPES[shape].config)
-        if self.weights != "random" or dtype == "bf16":
-            model = setting.directory / f"vllm-{shape}-{dtype}"
-            write_configuration(model, config, _QUANTIZATION[dtype])
-            return self._run(setting.vllm, "vllm_worker", setting, model, dummy=True)
-        model = setting.directory / f"vllm-{shape}-fp8-random"
-        if not (model / INDEX_FILE).exists():
-            write_fp8_checkpoint(model, config)
-        return self._run(setting.vllm, "vllm_worker", setting, model, dummy=False)
+        return write_configuration(
+            directory / f"vllm-{shape}-{dtype}", config, _QUANTIZATION[dtype]
+        )
 
-    def _run(
-        self, python: str | Path, module: str, setting: Setting, model: Path, *, dummy: bool
-    ) -> Figures:
+    def _run(self, python: str | Path, module: str, setting: Setting, model: Path) -> Figures:
         job = GpuJob(
             str(model),
             fp8_kv=self.engine.kv_dtype == "fp8",
-            dummy_weights=dummy,
+            weights=self.weights,
             parts=setting.parts,
             repeats=setting.repeats,
             workload=setting.workload(self.engine.shape),
         )
-        return _worker(python, module, job)
+        found: dict[str, float] = {}
+        for name, value in _worker(python, module, job):
+            print(f"{self.title}, {module}: {name} {value:,.2f}", flush=True)
+            found[name] = value
+        return found
 
 
-def _worker(python: str | Path, module: str, job: GpuJob) -> Figures:
-    done = run([python, "-m", f"examples.bench.peers.{module}"], stdin=job.to_json())
-    found: Figures = done.last_json()
-    return found
+def _worker(python: str | Path, module: str, job: GpuJob) -> Iterator[tuple[str, float]]:
+    """Its answers, among whatever else is printed there."""
+    for line in lines([python, "-m", f"examples.bench.peers.{module}"], stdin=job.to_json()):
+        if line.startswith(_ANSWER):
+            name, value = json.loads(line)
+            yield name, value
 
 
 def table(title: str, vllm: Figures, trtc: Figures) -> list[str]:
@@ -166,17 +174,18 @@ def compare(setting: Setting, matches: Sequence[Match]) -> int:
     found: dict[str, dict[str, Figures]] = {}
     failed = 0
     for match in matches:
+        sides: dict[str, Figures] = {}
         try:
-            trtc = match.trtc(setting)
-            print(f"{match.title}, trtc: {json.dumps(trtc)}", flush=True)
-            vllm = match.vllm(setting)
+            for side in setting.sides:
+                sides[side] = match.run(side, setting)
         except RunFailed as failure:
             print(f"{match.title}: {failure}", flush=True)
             failed = 1
-            continue
-        found[match.title] = {"vllm": vllm, "trtc": trtc}
-        print("\n".join(table(match.title, vllm, trtc)), flush=True)
-    (setting.directory / "peers.json").write_text(json.dumps(found, indent=1))
+        if sides:
+            found[match.title] = sides
+        if all(side in sides for side in _COMPARED):
+            print("\n".join(table(match.title, sides["vllm"], sides["trtc"])), flush=True)
+        (setting.directory / setting.results).write_text(json.dumps(found, indent=1))
     return failed
 
 
@@ -188,6 +197,8 @@ def main() -> int:
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=_COMPARED)
+    parser.add_argument("--results", default="peers.json", help="file in the directory")
     parser.add_argument("--longest-decode", type=int, default=1 << 30, help="tokens of context")
     given = parser.parse_args()
     python = given.vllm
@@ -198,12 +209,18 @@ def main() -> int:
     matches = [
         Match(ENGINES[engine], weights)
         for engine in given.engines
-        for weights in (given.weights if ENGINES[engine].shape == _MIXED_WEIGHTS else ("dummies",))
-        if engine != "bf16" or weights == "random"
+        for weights in given.weights
+        if weights == "random" or (engine != "bf16" and ENGINES[engine].shape == _MIXED_WEIGHTS)
     ]
     print(device_name(), flush=True)
     setting = Setting(
-        given.directory, python, tuple(given.parts), given.repeats, given.longest_decode
+        given.directory,
+        python,
+        tuple(given.parts),
+        given.repeats,
+        given.longest_decode,
+        tuple(given.sides),
+        given.results,
     )
     return compare(setting, matches)
 

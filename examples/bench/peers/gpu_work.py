@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -20,6 +20,10 @@ MAX_SEQUENCES, MAX_STEP_TOKENS = 512, 8192
 PARTS = ("start", "prefill", "first token", "decode", "offline")
 _BEGIN, _STEPS = 65, 128
 """Tokens after which decodes count, more than the steps that the prompts take; how many count."""
+_AGREE = 0.1
+"""Runs that differ by less than this part of them have settled."""
+_MOST_RUNS = 6
+"""After which they are taken as they are."""
 
 Timed = Callable[[int, int, int], float]
 """(requests, prompt tokens, new tokens) -> seconds until all tokens have come, of requests that are
@@ -51,8 +55,9 @@ class GpuJob:
     model: str
     """An engine, or a checkpoint."""
     fp8_kv: bool
-    dummy_weights: bool
-    """Whether weights come from the runtime's own way to run without any."""
+    weights: str
+    """`random`: each runtime draws those of trtc's `--dummy-weights`; `zeros`: those of vLLM's
+    `--load-format dummy`, which an engine of trtc has in its file."""
     parts: tuple[str, ...]
     """Of PARTS."""
     repeats: int = 3
@@ -78,31 +83,30 @@ def _pairs(given: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((sequences, length) for sequences, length in given)
 
 
-def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
-    """Medians of `job.repeats` runs, each kind of work having run once before, but for the start,
-    which is from the job's being sent until an opened engine has given a token."""
-    found: dict[str, float] = {}
+def measure(timed: Timed, job: GpuJob) -> Iterator[tuple[str, float]]:
+    """Names and figures, each as soon as it is there: medians of work that has settled after one
+    run, but for the start, which is from the job's being sent until an opened engine has given a
+    token."""
     parts, repeats = job.parts, job.repeats
     if "start" in parts:
         timed(1, _START_LENGTH, 1)
-        found["start to first token, s"] = time.time() - job.sent_at
+        yield "start to first token, s", time.time() - job.sent_at
     if "prefill" in parts:
         for requests, length in job.workload.prefills:
-            seconds = _median(partial(timed, requests, length, 1), repeats)
-            found[f"prefill {requests} x {length}, tok/s"] = requests * length / seconds
+            seconds = _after_one(partial(timed, requests, length, 1), repeats)
+            yield f"prefill {requests} x {length}, tok/s", requests * length / seconds
     if "first token" in parts:
-        seconds = _median(partial(timed, 1, FIRST_TOKEN_LENGTH, 1), 2 * repeats + 1)
-        found[f"first token of {FIRST_TOKEN_LENGTH}, ms"] = seconds * 1e3
+        seconds = _after_one(partial(timed, 1, FIRST_TOKEN_LENGTH, 1), 2 * repeats + 1)
+        yield f"first token of {FIRST_TOKEN_LENGTH}, ms", seconds * 1e3
     if "decode" in parts:
         for batch, context in job.workload.decodes:
             seconds = decode_seconds(timed, batch, context, repeats)
-            found[f"decode of {batch} at {context}, ms"] = 1e3 * seconds
+            yield f"decode of {batch} at {context}, ms", 1e3 * seconds
     if "offline" in parts:
         requests, given, asked = job.workload.offline
-        seconds = _median(partial(timed, requests, given, asked), repeats)
+        seconds = _after_one(partial(timed, requests, given, asked), repeats)
         name = f"offline {requests} x ({given} in, {asked} out), tok/s"
-        found[name] = requests * asked / seconds
-    return found
+        yield name, requests * asked / seconds
 
 
 def decode_seconds(timed: Timed, batch: int, context: int, repeats: int) -> float:
@@ -113,12 +117,23 @@ def decode_seconds(timed: Timed, batch: int, context: int, repeats: int) -> floa
     """
     prompt = context - _BEGIN - _STEPS // 2
     timed(batch, prompt, _BEGIN + _STEPS)
-    steps = [
-        timed(batch, prompt, _BEGIN + _STEPS) - timed(batch, prompt, _BEGIN) for _ in range(repeats)
-    ]
-    return statistics.median(steps) / _STEPS
+
+    def steps() -> float:
+        return timed(batch, prompt, _BEGIN + _STEPS) - timed(batch, prompt, _BEGIN)
+
+    return settled(steps, repeats) / _STEPS
 
 
-def _median(run: Callable[[], float], repeats: int) -> float:
+def settled(run: Callable[[], float], repeats: int) -> float:
+    """Median of the last `repeats` runs, two at least, after as many as it takes until two in turn
+    agree: an engine that compiles kernels for the shapes that come is slow until it has them."""
+    found = [run(), run()]
+    while abs(found[-1] - found[-2]) > _AGREE * found[-1] and len(found) < _MOST_RUNS:
+        found.append(run())
+    found += [run() for _ in range(repeats - 2)]
+    return statistics.median(found[-max(2, repeats) :])
+
+
+def _after_one(run: Callable[[], float], repeats: int) -> float:
     run()
-    return statistics.median(run() for _ in range(repeats))
+    return settled(run, repeats)

@@ -88,6 +88,22 @@ def run(command: Sequence[str | Path], *, stdin: str = "") -> Finished:
         return Finished(said.read(), seconds, peak)
 
 
+def lines(command: Command, *, stdin: str = "") -> Iterator[str]:
+    """What a command prints, line by line as it comes.
+
+    Raises:
+        RunFailed: it ended with another status than 0.
+    """
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = _start(command, stdin, subprocess.PIPE, complaints)
+        assert process.stdout is not None
+        with process.stdout as said:
+            yield from said
+        if process.wait():
+            complaints.seek(0)
+            _fail(command, process.returncode, complaints.read())
+
+
 def seconds_to_first_line(command: Sequence[str | Path], *, stdin: str = "") -> float:
     """From starting a process to the first line that it prints.
 

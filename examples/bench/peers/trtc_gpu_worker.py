@@ -13,11 +13,16 @@ from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.opening import open_handle
 
 
-async def figures(job: GpuJob) -> dict[str, float]:
-    config = EngineConfig(dummy_weights=job.dummy_weights, prefix_cache=False)
+async def answer_figures(job: GpuJob) -> None:
+    config = EngineConfig(dummy_weights=job.weights == "random", prefix_cache=False)
     async with local_target(Path(job.model), config, open_handle) as target:
         loop = asyncio.get_running_loop()
-        return await asyncio.to_thread(measure, Engine(target, loop).timed, job)
+        await asyncio.to_thread(_answer_figures, Engine(target, loop), job)
+
+
+def _answer_figures(engine: "Engine", job: GpuJob) -> None:
+    for figure in measure(engine.timed, job):
+        answer(figure)
 
 
 class Engine:
@@ -40,7 +45,7 @@ class Engine:
 
 
 def main() -> None:
-    answer(asyncio.run(figures(read_gpu_job())))
+    asyncio.run(answer_figures(read_gpu_job()))
 
 
 if __name__ == "__main__":
