@@ -33,8 +33,8 @@ from examples.bench.peers.processes import lines
 from examples.bench.peers.vllm_checkpoint import STATIC_FP8, write_configuration
 from trtc.runtime.executors.cuda.opening import device_name
 
-VLLM = ("vllm==0.26.0", "torch==2.11.0")
-"""The newest for this version of torch."""
+VLLM = ("vllm==0.26.0", "torch==2.11.0", "ml_dtypes==0.6.0")
+"""The newest for this version of torch; ml_dtypes for trtc's distributions, which it draws too."""
 ENGINES = {
     one.name: one
     for one in UNWEIGHTED
