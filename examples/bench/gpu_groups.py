@@ -5,14 +5,16 @@
 
 `make` builds engines of a small random Gemma 3 (five layers of windows to a full one, rope by layer
 type, head_dim 256), of an LFM2 (short convolutions with states beside attention), of a Qwen3.5
-(gated delta nets, whose heads are as large as published ones) and of a GLM-5 (latent attention to
-256 selected tokens, half of its layers with the selection of the one before), and records what
-their CPU twins answer to long prompts. `run` checks every kernel against the operators'
-references, then serves all prompts at once, twice, from a pool of NaN that is too small for them
-unless pages are let go: a token that follows from a page of somebody else, or from one that nobody
-has written, is another token. Then prompts come one after the other to a pool that holds two of
-them, twice, with a tier in host memory that gives back what was evicted. Exit status 1: something
-was wrong.
+(gated delta nets, whose heads are as large as published ones), of a GLM-5 (latent attention to 256
+selected tokens, half of its layers with the selection of the one before) and of an OLMo Hybrid
+(delta nets with negative eigenvalues), and, on two GPUs, of a Granite 4 (Mamba-2 beside experts)
+and of a Gemma 4 E (shared keys and values, embeddings for every layer), and records what their CPU
+twins answer to long prompts. `run` checks every kernel against the operators' references, then
+serves all prompts at once, twice, from a pool of NaN that is too small for them unless pages are
+let go: a token that follows from a page of somebody else, or from one that nobody has written, is
+another token. Then, on one GPU, prompts come one after the other to a pool that holds two of them,
+twice, with a tier in host memory that gives back what was evicted. Exit status 1: something was
+wrong.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from trtc.runtime.engine.probe import Probe
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cuda.device import Place
 from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.requests.request import GenerationRequest
 
 VOCABULARY, WINDOW = 512, 320
@@ -108,11 +111,77 @@ GLM_5: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+OLMO_HYBRID: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 96,
+    "linear_value_head_dim": 192,
+    "rope_parameters": {"rope_theta": None},
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+GRANITE_4: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "shared_intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "attention_multiplier": 0.125,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+GEMMA_4_E: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size": 128,
+    "hidden_size_per_layer_input": 32,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+PLAIN_NORMS = ("glm5", "olmo_hybrid", "granite4", "gemma4_e")
+"""Models whose norms add nothing to their weights."""
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", GEMMA_3),
     "lfm2": ("Lfm2Config", LFM2),
     "qwen3_5": ("Qwen3_5TextConfig", QWEN3_5),
     "glm5": ("GlmMoeDsaConfig", GLM_5),
+    "olmo_hybrid": ("OlmoHybridConfig", OLMO_HYBRID),
+    "granite4": ("GraniteMoeHybridConfig", GRANITE_4),
+    "gemma4_e": ("Gemma4TextConfig", GEMMA_4_E),
 }
 VARIATIONS = (
     Variation("gemma3-fp32", "fp32"),
@@ -125,6 +194,12 @@ VARIATIONS = (
     Variation("qwen3_5-fp8", "fp8"),
     Variation("glm5-fp32", "fp32"),
     Variation("glm5-bf16", "bf16"),
+    Variation("olmo_hybrid-fp32", "fp32"),
+    Variation("olmo_hybrid-bf16", "bf16"),
+    Variation("granite4-fp32-tp2", "fp32", tp=2),
+    Variation("granite4-bf16-tp2-ep", "bf16", tp=2, ep=True),
+    Variation("gemma4_e-fp32-tp2", "fp32", tp=2),
+    Variation("gemma4_e-bf16-tp2", "bf16", tp=2),
 )
 """The model's name comes before the first dash."""
 TOLERANCE = {
@@ -138,6 +213,12 @@ TOLERANCE = {
     "qwen3_5-fp8": 0.3,
     "glm5-fp32": 5e-3,
     "glm5-bf16": 0.3,
+    "olmo_hybrid-fp32": 2e-3,
+    "olmo_hybrid-bf16": 0.15,
+    "granite4-fp32-tp2": 2e-3,
+    "granite4-bf16-tp2-ep": 0.15,
+    "gemma4_e-fp32-tp2": 2e-3,
+    "gemma4_e-bf16-tp2": 0.15,
 }
 """Logits by which the twin's token leads the second best, below which the GPU may draw another."""
 PROMPTS = tuple(range(400, 1401, 125))
@@ -192,8 +273,8 @@ def random_checkpoint(directory: Path, name: str) -> Path:
             # Gemma 3 multiplies embeddings by their root: they are as large as what a layer adds.
             is_scaled = name == "gemma3" and "embed_tokens" in parameter_name
             parameter.copy_(noise * (1 / root if is_scaled else spread))
-            if name == "glm5" and "norm" in parameter_name:
-                parameter.add_(1.0)  # its norms add nothing to their weights
+            if name in PLAIN_NORMS and "norm" in parameter_name:
+                parameter.add_(1.0)
             if parameter_name.endswith("A_log"):
                 parameter.sub_(3.0)  # states are remembered for some tens of tokens
     model.save_pretrained(directory / name)
@@ -216,6 +297,8 @@ def _build(model: Path, output: Path, one: Variation, target: str) -> None:
         max_seq_len=MAX_SEQ_LEN,
         page_size=16,
         exact_activations=target == "cpu",
+        tp=1 if target == "cpu" else one.tp,
+        ep=one.ep and target != "cpu",
     )
     print(f"{output.name}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
 
@@ -227,6 +310,13 @@ def run(directory: Path, names: Sequence[str], *, operators: bool) -> int:
         answers = msgspec.json.decode(
             (directory / f"{engine.name}.json").read_bytes(), type=list[Canary]
         )
+        if one.tp > 1:
+            with opened(engine, ShardedExecutor, num_pages=NUM_PAGES) as (_, ranks):
+                problems += [
+                    f"{one.name}: {problem}"
+                    for problem in serve_and_compare(ranks, answers, TOLERANCE[one.name])
+                ]
+            continue
         if operators:
             findings = run_operators(engine, dummy=False)
             problems += [
