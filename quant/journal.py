@@ -99,17 +99,23 @@ class Journal:
                 return last + 1
         return 0
 
-    def layer(self, index: int, names: Container[str] | None = None) -> SavedLayer:
+    def layer(
+        self,
+        index: int,
+        names: Container[str] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> SavedLayer:
         """One of them.
 
         Args:
             names: of the linears to read; None: all.
+            device: where their codes are unpacked, and stay.
         """
         with safe_open(self._file(_LAYER, index), framework="pt") as file:
             about = file.metadata()
             formats = msgspec.convert(json.loads(about[_FORMATS]), dict[str, SiteFormat])
             linears = {
-                name: _read(file, name, to)
+                name: _read(file, name, to, device)
                 for name, to in formats.items()
                 if names is None or name in names
             }
@@ -205,14 +211,15 @@ def _stored(rounded: Rounded, to: SiteFormat) -> dict[str, torch.Tensor]:
     return {key: part.contiguous().clone() for key, part in parts.items() if part is not None}
 
 
-def _read(file: Any, name: str, to: SiteFormat) -> Rounded:
-    """What `_stored` was given."""
-    codes = file.get_tensor(f"{name}|{_CODES}")
+def _read(file: Any, name: str, to: SiteFormat, device: torch.device | str) -> Rounded:
+    """What `_stored` was given, on a device."""
+    codes = file.get_tensor(f"{name}|{_CODES}").to(device)
     unit = f"{name}|{_UNIT}"
+    has_unit = unit in file.keys()  # noqa: SIM118 (it is no mapping)
     return Rounded(
         unpack_codes(codes, to) if to.is_gptq else codes,
-        file.get_tensor(f"{name}|{_SCALES}").float(),
-        file.get_tensor(unit) if unit in file.keys() else None,  # noqa: SIM118 (it is no mapping)
+        file.get_tensor(f"{name}|{_SCALES}").to(device).float(),
+        file.get_tensor(unit).to(device) if has_unit else None,
     )
 
 

@@ -62,15 +62,23 @@ def pack_words(codes: Array, bits: int, axis: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
 
 
-def _sixes_of(stored: Array) -> Array:
-    """Four codes u8 of 6 bits of every three bytes of the last axis, lowest bits first."""
-    first, second, third = np.moveaxis(stored.reshape(*stored.shape[:-1], -1, 3), -1, 0)
-    codes = (
+def sixes_of_three(first: Any, second: Any, third: Any) -> tuple[Any, Any, Any, Any]:
+    """The four codes u8 of 6 bits in three bytes, lowest bits first.
+
+    Args:
+        first: arrays, or torch's tensors, of u8.
+    """
+    return (
         first & 63,
         first >> 6 | (second & 15) << 2,
         second >> 4 | (third & 3) << 4,
         third >> 2,
     )
+
+
+def _sixes_of(stored: Array) -> Array:
+    """Four codes of every three bytes of the last axis."""
+    codes = sixes_of_three(*np.moveaxis(stored.reshape(*stored.shape[:-1], -1, 3), -1, 0))
     return np.stack(codes, axis=-1).reshape(*stored.shape[:-1], -1)
 
 

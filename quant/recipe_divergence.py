@@ -106,7 +106,7 @@ class RecipeMeter:
 
         def rounded(site: str, to: str) -> Rounded | None:
             fits = site in self._rounded.fitting.get(to, ())
-            return self._rounded.table(site, to) if fits else None
+            return self._rounded.table(site, to, self._tables[site].weight.device) if fits else None
 
         return _turns(self._tables, recipes, rounded)
 
@@ -158,7 +158,7 @@ def _values(own: torch.Tensor, rounded: Rounded | None) -> torch.Tensor:
         return own
     found = torch.empty_like(own)
     for rows, part in rounded.parts():
-        found[rows] = part.to(own.device).values()
+        found[rows] = part.values()
     return found
 
 

@@ -8,6 +8,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from trtc.protos.progress import Step
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.gptq import Rounded
@@ -68,24 +70,25 @@ class RoundedSites:
             if not linears:
                 continue
             if to in self.layers:
-                rounded = self.layers[to].layer(index, linears).linears
+                device = next(iter(linears.values())).weight.device
+                rounded = self.layers[to].layer(index, linears, device).linears
             else:
                 rounded = {
                     name: round_to_nearest(linear.weight.detach().float(), FORMATS[to])
                     for name, linear in linears.items()
                 }
-            for name, linear in linears.items():
-                found[name][to] = rounded[name].to(linear.weight.device)
+            for name in linears:
+                found[name][to] = rounded[name]
         return found
 
-    def of_table(self, site: str) -> dict[str, Rounded]:
-        """A table in all formats that fit it, on the CPU."""
+    def of_table(self, site: str, device: torch.device) -> dict[str, Rounded]:
+        """A table in all formats that fit it, on a device."""
         formats = (to for to, fitting in self.fitting.items() if site in fitting)
-        return {to: self.table(site, to) for to in formats}
+        return {to: self.table(site, to, device) for to in formats}
 
-    def table(self, site: str, to: str) -> Rounded:
-        """A table, on the CPU."""
-        return _table_journal(self.tables, site, to).layer(0).linears[site]
+    def table(self, site: str, to: str, device: torch.device) -> Rounded:
+        """A table, on a device."""
+        return _table_journal(self.tables, site, to).layer(0, device=device).linears[site]
 
 
 def round_sites(job: CalibrationJob, modules: Mapping[str, Any], settings: Gptq) -> RoundedSites:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from trtc.protos.progress import counted
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import Int32s
+from trtc.quant.device import device_of
 from trtc.quant.gptq import Rounded
 from trtc.quant.journal import Journal
 from trtc.quant.layer_gradients import LayerGradients
@@ -66,9 +67,10 @@ def _score(
     phase = f"scoring {len(rounded.fitting)} formats of every site on {taken} tokens"
     gradients = LayerGradients(source, sequences, journal, f"{phase}, forward", job.progress)
     embedding = model.get_input_embeddings()
+    device = device_of(model)
     # A lookup's output is the gradients' end.
     heads = {site: one for site, one in tables.items() if one is not embedding}
-    with _scoring(heads, {site: rounded.of_table(site) for site in heads}, totals):
+    with _scoring(heads, {site: rounded.of_table(site, device) for site in heads}, totals):
         gradients.from_logits(torch.Generator().manual_seed(_SEED))
     indices = range(len(rounded.linears))
     with source.layers_only():
@@ -79,7 +81,7 @@ def _score(
             ):
                 gradients.through(layer, index)
     if EMBEDDING in tables:
-        table = rounded.of_table(EMBEDDING)
+        table = rounded.of_table(EMBEDDING, device)
         for ids, gradient in zip(sequences, gradients.by_embeddings(), strict=True):
             _score_lookups(embedding, ids, gradient, table, totals)
     return {key: total / (2 * taken) for key, total in totals.items()}
@@ -120,7 +122,7 @@ def _scorer(site: str, weights: Mapping[str, Rounded], totals: _Totals) -> Calla
         for to, rounded in weights.items():
             change = torch.zeros(x.shape[:-1], device=x.device)
             for rows, part in rounded.parts():
-                delta = part.to(x.device).values() - weight[rows].float()
+                delta = part.values() - weight[rows].float()
                 error = functional.linear(x.float(), delta)
                 change += (error * gradient[..., rows].float()).sum(-1)
             _add(totals, (site, to), change)
@@ -136,13 +138,14 @@ def _score_lookups(
     totals: _Totals,
 ) -> None:
     """Add what rounded embeddings change."""
-    own, rows = table.weight.data, torch.from_numpy(ids).long()
+    own = table.weight.data
+    rows = torch.from_numpy(ids).long().to(own.device)
     places = torch.arange(len(rows), device=own.device)[None]
     for to, rounded in weights.items():
-        values = rounded.rows(rows).to(own.device).values()
+        values = rounded.rows(rows).values()
         try:
             # Some models scale what they look up.
-            table.weight.data = values - own[rows.to(own.device)].float()
+            table.weight.data = values - own[rows].float()
             with torch.inference_mode():
                 error = table(places)
         finally:

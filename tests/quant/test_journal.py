@@ -140,8 +140,14 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     assert journal.scores() is None
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"bf16"}))
-def test_a_weight_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+def test_a_weight_is_read_as_it_was_written(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    monkeypatch.setattr("trtc.quant.packed_codes._BYTES_AT_ONCE", 3000)  # some rows at a time
     to, weight = FORMATS[name], torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
     if to.is_gptq:
         assert to.group_size is not None
@@ -155,8 +161,9 @@ def test_a_weight_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
     journal.save(0, {"a": rounded, "b": rounded}, {"a": to, "b": to}, (), ())
     assert journal.num_layers() == 0, "hidden states are not there"
     assert list(journal.layer(0, ["b"]).linears) == ["b"]
-    read = journal.layer(0).linears["a"]
-    for own, same in zip(astuple(rounded), astuple(read), strict=True):
+    read = journal.layer(0, device=device).linears["a"]
+    assert read.codes.device.type == read.scales.device.type == device
+    for own, same in zip(astuple(rounded), astuple(read.to("cpu")), strict=True):
         assert (own is None) == (same is None)
         assert own is None or (own.dtype == same.dtype and torch.equal(own, same))
     size = (tmp_path / "layer-00000.safetensors").stat().st_size
