@@ -17,7 +17,14 @@ from trtc.protos.progress import Progress, counted
 from trtc.quant.calibration_text import Int32s
 from trtc.quant.journal import Journal
 from trtc.quant.layer_source import LayerSource
-from trtc.quant.layerwise import Batch, advance, first_batch, layer_outputs, logits_after
+from trtc.quant.layerwise import (
+    Batch,
+    advance,
+    first_batch,
+    layer_outputs,
+    logit_rows,
+    logits_after,
+)
 
 
 class LayerGradients:
@@ -29,6 +36,7 @@ class LayerGradients:
     Args:
         source: no weight of it needs a gradient.
         kept: for hidden states.
+        phase: what progress is reported as.
     """
 
     def __init__(
@@ -42,12 +50,14 @@ class LayerGradients:
         self._model = source.model
         self._sequences = sequences
         self._kept = kept
+        self._phase = phase
+        self._progress = progress
         self._batches = [_cut(_from_embeddings(self._model, ids)[1]) for ids in sequences]
         self._first = [batch.hidden for batch in self._batches]
         self._gradients: list[torch.Tensor] = []
         layers = range(len(self._model.base_model.layers))
         with source.layers_only():
-            for index in counted(layers, phase, len(layers), "layers", progress):
+            for index in counted(layers, f"{phase}, forward", len(layers), "layers", progress):
                 with source.held(index) as layer:
                     advance(layer, index, self._batches)
                 kept.save_streams(index, (batch.hidden for batch in self._batches))
@@ -56,16 +66,30 @@ class LayerGradients:
                 shared.update(tree_map(_leaf, dict(shared)))
 
     def from_logits(self, generator: torch.Generator) -> None:
-        """Draw labels, and go back to the last layer's outputs."""
-        for ids, batch in zip(self._sequences, self._batches, strict=True):
-            hidden = _leaf(batch.hidden)
-            logits = logits_after(self._model, ids, hidden).float()
-            # Drawn on the CPU, whose random numbers are the same everywhere.
-            odds = torch.softmax(logits.detach().cpu(), -1)
-            labels = torch.multinomial(odds, 1, generator=generator)[:, 0].to(logits.device)
-            loss = functional.cross_entropy(logits, labels, reduction="sum")
-            torch.autograd.backward(loss)
-            self._gradients.append(_gradient(hidden))
+        """Draw labels, and go back to the last layer's outputs.
+
+        Args:
+            generator: on the model's device, where labels are drawn.
+        """
+        phase, total = f"{self._phase}, drawing labels", len(self._sequences)
+        pairs = zip(self._sequences, self._batches, strict=True)
+        for ids, batch in counted(pairs, phase, total, "sequences", self._progress):
+            gradients = [
+                self._from_rows(ids[rows], batch.hidden[:, rows], generator)
+                for rows in logit_rows(self._model, len(ids))
+            ]
+            self._gradients.append(torch.cat(gradients, 1))
+
+    def _from_rows(
+        self, ids: Int32s, hidden: torch.Tensor, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Gradients [1, rows, hidden_size] by the last layer's outputs for some tokens."""
+        hidden = _leaf(hidden)
+        logits = logits_after(self._model, ids, hidden).float()
+        labels = _draw(logits.detach(), generator)
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        torch.autograd.backward(loss)
+        return _gradient(hidden)
 
     def through(self, layer: nn.Module, index: int) -> None:
         """Go back through a layer, which has its weights."""
@@ -96,6 +120,11 @@ class LayerGradients:
                 ]
             _backward(ends)
             yield _gradient(embedded)
+
+
+def _draw(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A label of each row, by what the logits say of it."""
+    return torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)[:, 0]
 
 
 def _from_embeddings(model: Any, ids: Int32s) -> tuple[torch.Tensor, Batch]:

@@ -26,6 +26,8 @@ BATCH = 4
 """Sequences that are computed at once."""
 _CARRIED = "prev_topk_indices"
 """What a layer of GLM-5 gives beside its hidden states; the next one takes it by this name."""
+_LOGIT_BYTES = 1 << 30
+"""Of logits in f32 that are there at once: a window's, unless the vocabulary exceeds 524,288."""
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -139,6 +141,18 @@ def logits_after(model: Any, ids: Int32s, hidden: torch.Tensor) -> torch.Tensor:
         row = torch.from_numpy(ids.astype(np.int64))[None].to(device_of(model))
         logits: torch.Tensor = model(row, use_cache=False).logits[0]
     return logits
+
+
+def logit_rows(model: Any, num_tokens: int) -> Iterator[slice]:
+    """Tokens of a sequence whose logits are computed at once."""
+    step = rows_at_once(model.config.get_text_config().vocab_size)
+    for begin in range(0, num_tokens, step):
+        yield slice(begin, min(begin + step, num_tokens))
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many tokens they are, at most."""
+    return max(1, _LOGIT_BYTES // (4 * vocab_size))
 
 
 def find_stages(

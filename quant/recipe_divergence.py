@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from trtc.protos.progress import Progress, counted
-from trtc.quant.accuracy import Float64s, kl_divergence, log_softmax
+from trtc.quant.accuracy import Float64s
 from trtc.quant.calibration_text import Int32s
 from trtc.quant.gptq import Rounded
 from trtc.quant.layer_source import LayerSource
-from trtc.quant.layerwise import Stream, advance, logits_after, open_stream
+from trtc.quant.layerwise import Batch, Stream, advance, logit_rows, logits_after, open_stream
+from trtc.quant.logit_divergence import divergences, log_probabilities
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.rounded_sites import RoundedSites
 from trtc.quant.site_format import BF16, site_of
@@ -51,12 +52,16 @@ class RecipeMeter:
         rounded: RoundedSites,
         progress: Progress,
     ) -> None:
+        model = source.model
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
         self._source = source
         self._texts = texts
-        self._tables = tables
+        self._inputs = {site: one for site, one in tables.items() if one.weight is inputs.weight}
+        self._outputs = {site: one for site, one in tables.items() if one.weight is outputs.weight}
         self._rounded = rounded
         self._progress = progress
-        self._reference: list[Float64s] = []
+        self._reference: list[list[torch.Tensor]] = []
+        """Log-probabilities by the unquantised model, of each text in parts."""
 
     def measure(self, recipes: Sequence[FormatRecipe]) -> tuple[Divergence, ...]:
         """The divergence of each recipe."""
@@ -65,23 +70,27 @@ class RecipeMeter:
         # The unquantised model goes with the first of them.
         every = tuple(recipes) if self._reference else (_UNQUANTISED, *recipes)
         streams, found = self._through(every), []
-        with _restored(self._tables):
-            for stream, _ in zip(streams, self._table_turns(every), strict=True):
-                ours = self._log_probabilities(stream)
+        phase = f"comparing what {len(every)} models predict"
+        with _restored(self._outputs):
+            turns = zip(streams, self._table_turns(self._outputs, every), strict=True)
+            for stream, _ in counted(turns, phase, len(every), "models", self._progress):
                 if self._reference:
-                    pairs = zip(self._reference, ours, strict=True)
-                    found.append(_mean([kl_divergence(p, q) for p, q in pairs]))
+                    found.append(self._divergence(stream))
                 else:
-                    self._reference = list(ours)
+                    self._reference = [
+                        [log_probabilities(logits) for logits in self._logits(ids, batch)]
+                        for ids, batch in zip(self._texts, stream, strict=True)
+                    ]
         return tuple(found)
 
     def _through(self, recipes: Sequence[FormatRecipe]) -> list[Stream]:
         """The text after all layers, by recipe."""
         model, texts = self._source.model, self._texts
-        with _restored(self._tables):
+        with _restored(self._inputs):
             # Each alone: how many are computed at once changes the last bits.
             streams = [
-                open_stream(model, texts, wide=False, batch=1) for _ in self._table_turns(recipes)
+                open_stream(model, texts, wide=False, batch=1)
+                for _ in self._table_turns(self._inputs, recipes)
             ]
         phase = f"measuring {len(recipes)} models at once"
         indices = range(len(self._rounded.linears))
@@ -101,26 +110,34 @@ class RecipeMeter:
         weights = self._rounded.of_layer(index, wanted)
         return _turns(linears, recipes, lambda name, to: weights[name].get(to))
 
-    def _table_turns(self, recipes: Sequence[FormatRecipe]) -> Iterator[None]:
+    def _table_turns(
+        self, tables: Mapping[str, Any], recipes: Sequence[FormatRecipe]
+    ) -> Iterator[None]:
         """As `_turns`, of tables."""
 
         def rounded(site: str, to: str) -> Rounded | None:
             fits = site in self._rounded.fitting.get(to, ())
-            return self._rounded.table(site, to, self._tables[site].weight.device) if fits else None
+            return self._rounded.table(site, to, tables[site].weight.device) if fits else None
 
-        return _turns(self._tables, recipes, rounded)
+        return _turns(tables, recipes, rounded)
 
-    def _log_probabilities(self, stream: Stream) -> Iterator[Float64s]:
-        """Of every sequence, those of all tokens but the first [tokens - 1, vocab]."""
-        for ids, batch in zip(self._texts, stream, strict=True):
+    def _logits(self, ids: Int32s, batch: Batch) -> Iterator[torch.Tensor]:
+        """What may follow each token of a text [rows, vocab_size], in parts."""
+        model = self._source.model
+        for rows in logit_rows(model, len(ids)):
             with torch.inference_mode():
-                logits = logits_after(self._source.model, ids, batch.hidden)[:-1]
-            yield log_softmax(logits.float().cpu().numpy())
+                logits = logits_after(model, ids[rows], batch.hidden[:, rows])
+            yield logits
 
-
-def _mean(kl: Sequence[Float64s]) -> Divergence:
-    tokens = np.concatenate(kl)
-    return Divergence(float(tokens.mean()), float(tokens.std() / math.sqrt(len(tokens))))
+    def _divergence(self, stream: Stream) -> Divergence:
+        """From the unquantised model, over all tokens that have one after them."""
+        found: list[Float64s] = []
+        for log_p, ids, batch in zip(self._reference, self._texts, stream, strict=True):
+            parts = zip(log_p, self._logits(ids, batch), strict=True)
+            kl = torch.cat([divergences(one, logits) for one, logits in parts])
+            found.append(kl[:-1].cpu().numpy())
+        tokens = np.concatenate(found)
+        return Divergence(float(tokens.mean()), float(tokens.std() / math.sqrt(len(tokens))))
 
 
 def _turns(
@@ -141,6 +158,7 @@ def _turns(
         formats = _formats(recipe, modules)
         for name, to in formats.items():
             if to != now[name]:
+                modules[name].weight.data = own[name]  # lets go of the one before
                 modules[name].weight.data = _values(own[name], rounded(name, to))
         now = formats
         yield

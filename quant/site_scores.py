@@ -65,13 +65,13 @@ def _score(
     totals: _Totals = defaultdict(float)
     model.requires_grad_(False)  # gradients are of activations alone
     phase = f"scoring {len(rounded.fitting)} formats of every site on {taken} tokens"
-    gradients = LayerGradients(source, sequences, journal, f"{phase}, forward", job.progress)
+    gradients = LayerGradients(source, sequences, journal, phase, job.progress)
     embedding = model.get_input_embeddings()
     device = device_of(model)
     # A lookup's output is the gradients' end.
     heads = {site: one for site, one in tables.items() if one is not embedding}
     with _scoring(heads, {site: rounded.of_table(site, device) for site in heads}, totals):
-        gradients.from_logits(torch.Generator().manual_seed(_SEED))
+        gradients.from_logits(torch.Generator(device).manual_seed(_SEED))
     indices = range(len(rounded.linears))
     with source.layers_only():
         for index in counted(indices[::-1], phase, len(indices), "layers", job.progress):

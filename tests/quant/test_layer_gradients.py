@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.support.models import random_prompt, tiny_checkpoint
+from tests.support.models import VOCAB_SIZE, random_prompt, tiny_checkpoint
 from trtc.quant.experts import separate_experts
 from trtc.quant.journal import Journal
 from trtc.quant.layer_gradients import LayerGradients
@@ -97,3 +97,23 @@ def test_gradients_are_those_of_one_graph(family: str, dtype: str, tmp_path: Pat
     assert found.keys() == expected.keys()
     for name, gradients in found.items():
         torch.testing.assert_close(gradients, expected[name], rtol=0, atol=0, msg=name)
+
+
+def test_logits_in_parts_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are those of whole sequences, too: others would give other gradients."""
+    path = tiny_checkpoint("gemma2", tmp_path, "bfloat16")
+
+    def found(kept: str) -> Gradients:
+        source = LayeredModel(path, "float32")
+        opened(source.model)
+        return of_layers(source, tmp_path / kept)
+
+    whole = found("whole")
+    monkeypatch.setattr("trtc.quant.layerwise._LOGIT_BYTES", 7 * 4 * VOCAB_SIZE)
+    parts = found("parts")
+    assert [one.shape[1] for one in parts["lm_head"]] == [7, 7, 7, 3] * 2 + [7]
+    for one in (whole, parts):
+        one["lm_head"] = [torch.cat(one["lm_head"], 1)]
+    assert parts.keys() == whole.keys()
+    for name, gradients in parts.items():
+        torch.testing.assert_close(gradients, whole[name], rtol=1e-4, atol=1e-6, msg=name)

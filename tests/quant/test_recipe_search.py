@@ -16,6 +16,8 @@ from trtc.quant.calibration_text import TokenSet
 from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.layer_source import WholeModel
 from trtc.quant.recipe import FormatRecipe, recipe_named
+from trtc.quant.recipe_divergence import Divergence, RecipeMeter
+from trtc.quant.recipe_path import Scores
 from trtc.quant.recipe_search import RecipeSearch
 from trtc.quant.reference_model import load_model
 from trtc.quant.site_format import BF16, TABLES, site_of
@@ -86,6 +88,45 @@ def test_recipes_that_are_measured_at_once_cost_what_each_does_alone(
     assert chosen in [point for point, _ in frontier]
     for point, divergence in (frontier[0], frontier[3], frontier[-1]):
         assert search.measure(point.recipe) == divergence
+
+
+def test_logits_in_parts_give_the_same_divergences(
+    search: RecipeSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, narrow = search._meter, search.path[0].recipe
+    (wanted,) = whole.measure([narrow])
+    monkeypatch.setattr("trtc.quant.layerwise._LOGIT_BYTES", 5 * 4 * VOCAB_SIZE)
+    parts = RecipeMeter(
+        whole._source,
+        whole._texts,
+        whole._inputs | whole._outputs,
+        whole._rounded,
+        lambda step: None,
+    )
+    (found,) = parts.measure([narrow])
+    assert [len(part) for part in parts._reference[0]] == [5] * 6 + [2]
+    assert found.mean == pytest.approx(wanted.mean, rel=1e-4)
+    assert found.error == pytest.approx(wanted.error, rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same_again_and_what_a_cpu_does(
+    inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+
+    def found() -> tuple[Scores, Divergence]:
+        with recipe_search(*inputs, HELDOUT, lambda step: None, TABLES) as one:
+            return one.scores, one.measure(one.path[0].recipe)
+
+    scores, divergence = found()
+    assert found() == (scores, divergence)
+    monkeypatch.setattr("trtc.quant.device.visible_gpus", lambda: ())
+    wanted, of_cpu = found()
+    assert divergence.mean == pytest.approx(of_cpu.mean, rel=0.1)
+    # Labels are others.
+    assert sum(scores.values()) == pytest.approx(sum(wanted.values()), rel=0.3)
 
 
 def test_an_interrupted_search_goes_on_and_finds_the_same(
