@@ -59,9 +59,9 @@ def recipe_search(
         check_room(directory, size)
         progress(Step("opening the checkpoint to find its recipe"))
         source = opened(model_dir, reference_dtype(model_dir), texts, heldout)
-        memory, disk = peak_bytes(source, size.memory) / 1e9, size.disk / 1e9
+        memory, disk = peak_bytes(source, size.memory, size.others) / 1e9, size.disk / 1e9
         progress(Step(f"searching takes about {memory:.1f} GB of memory and {disk:.1f} GB of disk"))
-        with on_best_device(source, size.memory) as placement:
+        with on_best_device(source, size.memory, size.others) as placement:
             tokens, measured = _texts(source, model_dir, texts, heldout)
             own = None if journal is None else directory
             inputs = (tokens, measured)

@@ -59,24 +59,26 @@ class Placement:
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
-def peak_bytes(weights: Movable, work_bytes: int) -> int:
+def peak_bytes(weights: Movable, work_bytes: int, other_bytes: int = 0) -> int:
     """Of weights and of what is held beside them.
 
     Args:
-        work_bytes: as of `on_best_device`.
+        work_bytes, other_bytes: as of `on_best_device`.
     """
     if not work_bytes:
         return weights.num_bytes + int(weights.num_bytes * _WORK_SHARE)
-    return max(weights.num_bytes, weights.bytes_at_work + work_bytes)
+    return max(weights.num_bytes + other_bytes, weights.bytes_at_work + work_bytes)
 
 
-def choose_device(weights: Movable, gpus: Sequence[Gpu], work_bytes: int = 0) -> Placement:
+def choose_device(
+    weights: Movable, gpus: Sequence[Gpu], work_bytes: int = 0, other_bytes: int = 0
+) -> Placement:
     """The GPU with the most free memory if a model fits there, else the CPU.
 
     Args:
-        work_bytes: as of `on_best_device`.
+        work_bytes, other_bytes: as of `on_best_device`.
     """
-    needed = peak_bytes(weights, work_bytes) + _WORK_BYTES
+    needed = peak_bytes(weights, work_bytes, other_bytes) + _WORK_BYTES
     largest = max(gpus, key=lambda gpu: gpu.free_bytes, default=None)
     if largest is None:
         return Placement("cpu", "CPU")
@@ -102,19 +104,23 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 @contextmanager
-def on_best_device(weights: Movable, work_bytes: int = 0) -> Iterator[Placement]:
+def on_best_device(
+    weights: Movable, work_bytes: int = 0, other_bytes: int = 0
+) -> Iterator[Placement]:
     """Context manager that moves a model to the best device. At its end a GPU's memory is freed,
     and the model on it can no longer be used.
 
     Args:
-        work_bytes: what is held beside the weights, where that is known; 0: a share of them.
+        work_bytes: what is held beside the weights at work, where that is known; 0: a share of
+            them.
+        other_bytes: what is held beside the weights at other times.
 
     Raises:
         EnvironmentFault: the GPU ran out of memory after all.
     """
     import torch
 
-    placement = choose_device(weights, visible_gpus(), work_bytes)
+    placement = choose_device(weights, visible_gpus(), work_bytes, other_bytes)
     if placement.device == "cpu":
         yield placement
         return

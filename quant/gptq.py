@@ -30,7 +30,7 @@ from trtc.quant.triangles import invert_lower, multiply_by_transposed
 _MAX_DAMPING = 1.0
 _PERMUTED_AT_ONCE = 128
 """Rows of a matrix."""
-_VALUES_AT_ONCE = 1 << 27
+VALUES_AT_ONCE = 1 << 27
 """Weights whose values are made of codes at once."""
 
 
@@ -69,7 +69,7 @@ class Rounded:
 
     def parts(self) -> Iterator[tuple[slice, "Rounded"]]:
         """All rows, some at a time: of a large one, values are gigabytes."""
-        step = max(1, _VALUES_AT_ONCE // self.codes.shape[1])
+        step = max(1, VALUES_AT_ONCE // self.codes.shape[1])
         for begin in range(0, len(self.codes), step):
             rows = slice(begin, begin + step)
             yield rows, self.rows(rows)

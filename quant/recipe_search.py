@@ -15,10 +15,13 @@ from trtc.quant.scheme import Gptq
 from trtc.quant.site_format import BF16, EMBEDDING, LM_HEAD
 from trtc.quant.site_scores import find_scores
 
+_F64 = 8
 _MAX_KEPT_BYTES = 2 << 30
 """Of the unquantised model's log-probabilities; of more held-out text, a part is measured on."""
 _DRAWN = 10
 """Parts of the path whose ends are measured for its picture, and before others."""
+MOST_MODELS = _DRAWN + 3
+"""That are measured at once: at the ends of these, the chosen one, and the unquantised one."""
 
 
 class RecipeSearch:
@@ -42,7 +45,8 @@ class RecipeSearch:
         rounded = round_sites(job, modules, settings)
         self.scores = find_scores(job, of_tables, rounded, settings)
         self.path = recipe_path(self.shapes, self.scores, SEARCHED)
-        texts = part_of(job.heldout, _most_tokens(job.model)).sequences
+        vocab_size: int = job.model.config.get_text_config().vocab_size
+        texts = part_of(job.heldout, most_tokens(vocab_size)).sequences
         self._meter = RecipeMeter(job.source, texts, of_tables, rounded, job.progress)
         self._measured: dict[float, tuple[PathPoint, Divergence]] = {}
         """By bits."""
@@ -109,10 +113,9 @@ class RecipeSearch:
         return min(measured, key=lambda at: abs(at - middle), default=middle)
 
 
-def _most_tokens(model: Any) -> int:
-    """Whose log-probabilities are kept."""
-    vocab_size: int = model.config.get_text_config().vocab_size
-    return max(MIN_EVAL_TOKENS, _MAX_KEPT_BYTES // (8 * vocab_size))
+def most_tokens(vocab_size: int) -> int:
+    """Of held-out text that recipes are measured on: their log-probabilities are kept."""
+    return max(MIN_EVAL_TOKENS, _MAX_KEPT_BYTES // (_F64 * vocab_size))
 
 
 def _tables(model: Any) -> dict[str, Any]:

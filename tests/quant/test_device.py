@@ -8,7 +8,14 @@ import torch
 from tests.support.weight_bytes import WeightBytes, whole
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
-from trtc.quant.device import Gpu, Placement, choose_device, on_best_device, visible_gpus
+from trtc.quant.device import (
+    Gpu,
+    Placement,
+    choose_device,
+    on_best_device,
+    peak_bytes,
+    visible_gpus,
+)
 from trtc.quant.layer_source import WholeModel
 from trtc.quant.scheme import scheme_named
 
@@ -44,6 +51,14 @@ def test_weights_that_are_not_there_at_work_make_room_for_it() -> None:
     assert choose_device(layered, (SMALL,), work_bytes=4 * GB).device == "cuda:0"
     assert choose_device(layered, (SMALL,), work_bytes=5 * GB).device == "cpu"
     assert choose_device(WeightBytes(6 * GB, 1 * GB), (SMALL,), work_bytes=GB).device == "cpu"
+
+
+def test_what_is_held_beside_the_weights_at_other_times_counts_too() -> None:
+    layered = WeightBytes(4 * GB, 1 * GB)
+    assert peak_bytes(layered, 4 * GB, other_bytes=GB) == 5 * GB
+    assert peak_bytes(layered, 4 * GB, other_bytes=2 * GB) == 6 * GB
+    assert choose_device(layered, (SMALL,), 4 * GB, other_bytes=GB).device == "cuda:0"
+    assert choose_device(layered, (SMALL,), 4 * GB, other_bytes=2 * GB).device == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
