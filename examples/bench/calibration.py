@@ -8,9 +8,10 @@ Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a
 one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
 tokenizer of a bundled model. GPTQ keeps its layers in DIR: a run that was killed is begun again by
 the same command, and goes on where it was. With `--max-bits`, a recipe is searched for instead, as
-`trtc build` does, and what recipes diverge by is printed. Prints the seconds of a layer and the
-peaks of the process's own memory, without the mapped files of the checkpoint and pinned memory, of
-pinned memory, and of torch's on the GPU, of which it gets no more than `--device-gb`.
+`trtc build` does, and what recipes diverge by is printed. Prints each step with its time and the
+GPU's peak so far, and at the end the seconds of a layer and the peaks of the process's own memory,
+without the mapped files of the checkpoint and pinned memory, of pinned memory, and of torch's on
+the GPU, of which it gets no more than `--device-gb`.
 """
 
 import argparse
@@ -63,15 +64,18 @@ class Peak:
 
 
 @dataclass
-class LayerTimes:
-    """When layers were begun, by the phase and how many were done; the last is the end of all."""
+class StageTimes:
+    """When the layers of a phase, or what else it counts, were begun, by how many were done; the
+    last is the end of all."""
 
     report: Callable[[str], None]
     begun: dict[str, dict[int, float]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
         self.report(step)
-        if step.unit == "layers" and step.done is not None:
+        if step.done is not None:
+            self.units[step.phase] = step.unit
             self.begun.setdefault(step.phase, {})[step.done] = time.perf_counter()
 
     @property
@@ -142,28 +146,32 @@ def limit_device(num_bytes: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), 0)
 
 
-def table(times: LayerTimes, total_s: float, host: Peak) -> str:
+def gpu_peak_gb() -> float:
+    """The most that torch has had of the first GPU; 0.0 without one."""
+    return torch.cuda.max_memory_reserved(0) / 1e9 if torch.cuda.is_available() else 0.0
+
+
+def table(times: StageTimes, total_s: float, host: Peak) -> str:
     """The run's figures."""
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU"
-    reserved, pinned = 0, 0
+    device, pinned = "CPU", 0
     if torch.cuda.is_available():
-        reserved = torch.cuda.max_memory_reserved(0)
+        device = torch.cuda.get_device_name(0)
         pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     phases = [
-        f"{phase}: {len(layers)} layers of {max(times.begun[phase])}, "
-        f"median {statistics.median(layers):.2f} s a layer"
-        for phase, layers in times.seconds.items()
-        if layers
+        f"{phase}: {len(items)} {times.units[phase]} of {max(times.begun[phase])} in "
+        f"{sum(items):.1f} s, median {statistics.median(items):.2f} s"
+        for phase, items in times.seconds.items()
+        if items
     ]
     peaks = (
         f"{device}: {total_s:.0f} s in all; peaks: own memory {host.num_bytes / 1e9:.2f} GB, "
-        f"pinned {pinned / 1e9:.2f} GB, GPU {reserved / 1e9:.2f} GB"
+        f"pinned {pinned / 1e9:.2f} GB, GPU {gpu_peak_gb():.2f} GB"
     )
     return "\n".join((*phases, peaks))
 
 
 def search(
-    checkpoint: Path, max_bits: float, config: Mapping[str, Any], journal: Path, times: LayerTimes
+    checkpoint: Path, max_bits: float, config: Mapping[str, Any], journal: Path, times: StageTimes
 ) -> str:
     """Find a recipe, and say what others cost beside it."""
     tables = (EMBEDDING,) if config["tie_word_embeddings"] else TABLES
@@ -200,13 +208,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             torch.cuda.reset_peak_memory_stats()
     limit_device(given.device_gb * 1e9)
     begin = time.perf_counter()
-    times = LayerTimes(
-        lambda line: print(f"{time.perf_counter() - begin:7.1f} s  {line}", flush=True)
-    )
+
+    def report(line: str) -> None:
+        passed = time.perf_counter() - begin
+        print(f"{passed:7.1f} s  GPU {gpu_peak_gb():5.2f} GB  {line}", flush=True)
+
+    times = StageTimes(report)
     journal = given.directory / "journal"
     with host_peak() as host:
         if given.max_bits is not None:
-            print(search(checkpoint, given.max_bits, config, journal, times))
+            print(search(checkpoint, given.max_bits, config, journal, times), flush=True)
         else:
             output, scheme = given.directory / given.dtype, SCHEMES[given.dtype]
             quantize_checkpoint(checkpoint, scheme, "bf16", None, output, times, journal=journal)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.bench.calibration import LayerTimes, Peak, host_peak, make_checkpoint, table
+from examples.bench.calibration import Peak, StageTimes, host_peak, make_checkpoint, table
 from examples.bench.gpu_shapes import LLAMA_70B
 from trtc.protos.progress import Step
 from trtc.quant.reference_model import load_model
@@ -27,16 +27,16 @@ def test_layers_are_timed_from_where_a_run_goes_on(monkeypatch: pytest.MonkeyPat
     now = iter([1.0, 4.0, 8.0, 9.0, 9.5])
     monkeypatch.setattr("examples.bench.calibration.time.perf_counter", lambda: next(now))
     lines: list[str] = []
-    times = LayerTimes(lines.append)
+    times = StageTimes(lines.append)
     for done in (5, 6, 7):
         times(Step("calibrating", done, 7, "layers"))
     for done in (6, 7):
-        times(Step("measuring", done, 7, "layers"))
+        times(Step("measuring", done, 7, "models"))
     times(Step("writing"))
     assert times.seconds == {"calibrating": (3.0, 4.0), "measuring": (0.5,)} and len(lines) == 6
     printed = table(times, 9.0, Peak(2_000_000_000))
-    assert "calibrating: 2 layers of 7, median 3.50 s a layer" in printed
-    assert "measuring: 1 layers of 7, median 0.50 s a layer" in printed
+    assert "calibrating: 2 layers of 7 in 7.0 s, median 3.50 s" in printed
+    assert "measuring: 1 models of 7 in 0.5 s, median 0.50 s" in printed
 
 
 def test_the_peak_counts_memory_that_is_gone_at_the_end() -> None:
