@@ -204,11 +204,15 @@ def stored_bytes(to: SiteFormat, out_features: int, in_features: int) -> int:
 
 
 def _stored(rounded: Rounded, to: SiteFormat) -> dict[str, torch.Tensor]:
-    """The tensors of a weight."""
+    """The tensors of a weight, on the CPU; codes are packed where they are."""
     codes = pack_codes(rounded.codes, to) if to.is_gptq else rounded.codes
     parts = {_CODES: codes, _SCALES: rounded.scales.bfloat16(), _UNIT: rounded.scale_unit}
     # Linears of a site share their unit, and a file has no tensor twice.
-    return {key: part.contiguous().clone() for key, part in parts.items() if part is not None}
+    return {
+        key: part.contiguous().to("cpu", copy=True)
+        for key, part in parts.items()
+        if part is not None
+    }
 
 
 def _read(file: Any, name: str, to: SiteFormat, device: torch.device | str) -> Rounded:

@@ -1,4 +1,4 @@
-"""Packing of small integers into bytes and words by checkpoint formats, and the inverse.
+"""Small integers that checkpoint formats pack into bytes and words: how to unpack them.
 
 Every function is pure. "Codes" are the bare bits, 0 ... 2^bits - 1; `signed` reads them as two's
 complement. 4-bit arrays are ml_dtypes' int4 and uint4, one element an item.
@@ -47,21 +47,6 @@ def unpack_words(words: Array, bits: int, axis: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(codes, -1, axis))
 
 
-def pack_words(codes: Array, bits: int, axis: int) -> Array:
-    """The i32 words of u8 codes: the inverse of `unpack_words`.
-
-    The codes along `axis` must fill whole words.
-    """
-    moved = np.moveaxis(codes, axis, -1)
-    assert moved.shape[-1] * bits % 32 == 0, f"{moved.shape[-1]} codes do not fill words"
-    if bits == _NIBBLE:
-        moved = moved[..., 0::2] | moved[..., 1::2] << np.uint8(4)
-    if bits == _SIX:
-        moved = _bytes_of(moved)
-    words = np.ascontiguousarray(moved).view("<u4").astype(np.uint32, copy=False)
-    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
-
-
 def sixes_of_three(first: Any, second: Any, third: Any) -> tuple[Any, Any, Any, Any]:
     """The four codes u8 of 6 bits in three bytes, lowest bits first.
 
@@ -76,17 +61,15 @@ def sixes_of_three(first: Any, second: Any, third: Any) -> tuple[Any, Any, Any, 
     )
 
 
+def three_of_sixes(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any]:
+    """The inverse of `sixes_of_three`."""
+    return a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2
+
+
 def _sixes_of(stored: Array) -> Array:
     """Four codes of every three bytes of the last axis."""
     codes = sixes_of_three(*np.moveaxis(stored.reshape(*stored.shape[:-1], -1, 3), -1, 0))
     return np.stack(codes, axis=-1).reshape(*stored.shape[:-1], -1)
-
-
-def _bytes_of(sixes: Array) -> Array:
-    """The bytes that `_sixes_of` was given."""
-    a, b, c, d = np.moveaxis(sixes.reshape(*sixes.shape[:-1], -1, 4), -1, 0)
-    stored = (a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2)
-    return np.stack(stored, axis=-1).reshape(*sixes.shape[:-1], -1)
 
 
 def doubled_e2m1(weight: Array) -> Array:

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def round_table(weight: torch.Tensor, to: SiteFormat) -> Rounded:
-    """Round a table [N, K] to codes and scales on the CPU, some rows at a time.
+    """Round a table [N, K] to codes and scales on its device, some rows at a time.
 
     Rows of 4 bits have a unit of scales each: those of rare tokens are small.
 
@@ -26,7 +26,7 @@ def round_table(weight: torch.Tensor, to: SiteFormat) -> Rounded:
         weight: of any floating-point type, K a multiple of the format's groups.
     """
     rows = max(1, _SLICE_ELEMENTS // weight.shape[1])
-    parts = [_rounded(part.float(), to).on_cpu() for part in torch.split(weight, rows)]
+    parts = [_rounded(part.float(), to) for part in torch.split(weight, rows)]
     return Rounded(
         torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
     )

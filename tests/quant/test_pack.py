@@ -2,17 +2,16 @@
 
 import ml_dtypes
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.packed_words import pack_words
 from trtc.quant.pack import (
     AWQ_ORDER,
     Array,
     offset_bytes,
     offset_nibbles,
     offset_sixes,
-    pack_words,
     signed_nibbles,
     unpack_awq,
     unpack_e2m1_pairs,
@@ -114,8 +113,3 @@ def test_e2m1_pairs_are_columns_low_nibble_first() -> None:
     found = unpack_e2m1_pairs(packed)
     assert found.dtype == ml_dtypes.float4_e2m1fn
     assert found.astype(float).tolist() == [values, [-value for value in values]]
-
-
-def test_what_does_not_fill_a_word_is_a_bug() -> None:
-    with pytest.raises(AssertionError):
-        pack_words(np.zeros((1, 7), np.uint8), 4, 1)
