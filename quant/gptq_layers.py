@@ -26,28 +26,19 @@ from trtc.quant.layerwise import (
     find_stages,
     hooked,
     open_stream,
+    restore,
     run_layer,
+    states_of,
 )
 from trtc.quant.nearest import round_to_nearest
-from trtc.quant.pinned import on_cpu
 from trtc.quant.reference_model import layer_prefixes
+from trtc.quant.rounded_layers import RoundedLayer, read_rounded, save_rounded
 from trtc.quant.scheme import Gptq
 from trtc.quant.side_thread import SideThread
 from trtc.quant.site_format import SiteFormat
 from trtc.quant.triangles import add_lower_gram, complete_gram
 
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
-
-
-@dataclass(frozen=True)
-class RoundedLayer:
-    """A decoder layer whose linears are rounded."""
-
-    index: int
-    linears: Mapping[str, Rounded]
-    """By their names in the model, on the CPU."""
-    errors: tuple[LayerError, ...]
-    """On held-out text, in the order of the model."""
 
 
 class _Enough(Exception):
@@ -78,9 +69,9 @@ def round_layers(
     done = 0 if journal is None else journal.num_layers()
     if journal is not None:
         for index in range(done):
-            saved = journal.layer(index)
+            saved = read_rounded(journal, index)
             side.wait()
-            yield RoundedLayer(index, saved.linears, saved.errors)
+            yield saved
     yield from round_others(job, formats, settings, done, side)
 
 
@@ -107,8 +98,7 @@ def round_others(
     unseen = open_stream(model, job.heldout.sequences)
     batches = [batch for stream in (rounded, exact, unseen) for batch in stream]
     if journal is not None and done:
-        for batch, hidden in zip(batches, journal.streams(done - 1), strict=True):
-            batch.hidden = hidden.to(batch.hidden.device)
+        restore(batches, journal.streams(done - 1))
     with job.source.layers_only():
         for index in range(done, len(layers)):
             job.progress(Step(job.phase, index, len(layers), "layers"))
@@ -125,12 +115,11 @@ def round_others(
                 errors = _measured(pair, list(linears), unseen)
                 del pair
             named = {prefix + name: one for name, one in linears.items()}
+            whole = RoundedLayer(index, named, errors)
             side.wait()
             if journal is not None:
-                after = [on_cpu(batch.hidden) for batch in batches]
-                side.give(partial(journal.save, index, named, formats, errors, after))
-                del after  # it would live until the next are made
-            yield RoundedLayer(index, named, errors)
+                side.give(partial(save_rounded, journal, whole, formats, states_of(batches)))
+            yield whole
     side.wait()
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
 

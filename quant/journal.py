@@ -1,11 +1,11 @@
-"""Rounded layers on disk: a calibration that was killed goes on from them, a search reads them.
+"""Quantised layers on disk: a calibration that was killed goes on from them, a search reads them.
 
-    <directory>/<key of the inputs>/<key of the run>/layer-00000.safetensors ...   codes and scales
+    <directory>/<key of the inputs>/<key of the run>/layer-00000.safetensors ...   what they became
                                                      streams-00000.safetensors     of the last layer
                                                      scores.json                   of a search
 
-Hidden states are written as they are in memory, codes of 4 and 6 bits packed: a run that goes on
-makes what it would have made, bit for bit.
+Hidden states are written as they are in memory: a run that goes on makes what it would have made,
+bit for bit.
 Files are renamed into place when they are on the disk, the streams of a layer after the layer.
 """
 
@@ -13,13 +13,12 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -29,15 +28,11 @@ from safetensors.torch import save_file
 from trtc.protos.manifest import LayerError
 from trtc.protos.staging import sync
 from trtc.quant.calibration_text import Int32s
-from trtc.quant.gptq import Rounded
-from trtc.quant.packed_codes import pack_codes, unpack_codes
-from trtc.quant.site_format import SiteFormat
+from trtc.quant.tensor_shards import apart
 from trtc.version import __version__
 
 _LAYER, _STREAMS = "layer", "streams"
-_CODES, _SCALES, _UNIT = "codes", "scales", "scale_unit"
-_SCALE_BYTES = 2
-_ERRORS, _FORMATS = "errors", "formats"
+_ERRORS = "errors"
 _SCORES = "scores.json"
 _READ = (".safetensors", ".json")
 """Files of a checkpoint that decide what calibration makes."""
@@ -48,8 +43,11 @@ _PACKAGES = ("torch", "transformers")
 class SavedLayer:
     """What a journal has of a layer."""
 
-    linears: Mapping[str, Rounded]
+    tensors: Mapping[str, torch.Tensor]
+    """On the CPU."""
     errors: tuple[LayerError, ...]
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What else there is to know of the tensors."""
 
 
 def key_of_inputs(
@@ -99,28 +97,21 @@ class Journal:
                 return last + 1
         return 0
 
-    def layer(
-        self,
-        index: int,
-        names: Container[str] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> SavedLayer:
+    def layer(self, index: int, is_wanted: Callable[[str], bool] | None = None) -> SavedLayer:
         """One of them.
 
         Args:
-            names: of the linears to read; None: all.
-            device: where their codes are unpacked, and stay.
+            is_wanted: whether to read a tensor, by its name; None: all.
         """
         with safe_open(self._file(_LAYER, index), framework="pt") as file:
-            about = file.metadata()
-            formats = msgspec.convert(json.loads(about[_FORMATS]), dict[str, SiteFormat])
-            linears = {
-                name: _read(file, name, to, device)
-                for name, to in formats.items()
-                if names is None or name in names
+            about = dict(file.metadata())
+            tensors = {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118 (it is no mapping)
+                if is_wanted is None or is_wanted(name)
             }
-        errors = msgspec.convert(json.loads(about[_ERRORS]), tuple[LayerError, ...])
-        return SavedLayer(linears, errors)
+        errors = msgspec.convert(json.loads(about.pop(_ERRORS)), tuple[LayerError, ...])
+        return SavedLayer(tensors, errors, about)
 
     def streams(self, index: int) -> Iterator[torch.Tensor]:
         """The hidden states of all batches of all streams after a layer."""
@@ -128,34 +119,17 @@ class Journal:
             for number in range(len(file.keys())):
                 yield file.get_tensor(f"{number:06}")
 
-    def save(
-        self,
-        index: int,
-        linears: Mapping[str, Rounded],
-        formats: Mapping[str, SiteFormat],
-        errors: Sequence[LayerError],
-        hidden: Iterable[torch.Tensor],
-    ) -> None:
-        """Write a layer, and the hidden states after it in place of those before.
-
-        Args:
-            formats: of the linears, and maybe of others.
-        """
-        tensors = {
-            f"{name}|{part}": value
-            for name, rounded in linears.items()
-            for part, value in _stored(rounded, formats[name]).items()
-        }
-        own = {name: formats[name] for name in linears}
-        about = {_ERRORS: _json(errors), _FORMATS: _json(own)}
-        self._write(_LAYER, index, tensors, about)
+    def save(self, index: int, layer: SavedLayer, hidden: Iterable[torch.Tensor]) -> None:
+        """Write a layer, and the hidden states after it in place of those before."""
+        errors = json.dumps(msgspec.to_builtins(layer.errors))
+        self._write(_LAYER, index, layer.tensors, {**layer.about, _ERRORS: errors})
         if self.resumes:
             self.save_streams(index, hidden)
             self._file(_STREAMS, index - 1).unlink(missing_ok=True)
 
     def save_streams(self, index: int, hidden: Iterable[torch.Tensor]) -> None:
         """Write the hidden states after a layer."""
-        after = {f"{number:06}": one.cpu().contiguous() for number, one in enumerate(hidden)}
+        after = {f"{number:06}": one.cpu() for number, one in enumerate(hidden)}
         self._write(_STREAMS, index, after, {})
 
     def drop_streams(self) -> None:
@@ -183,52 +157,18 @@ class Journal:
         return self.directory / f"{kind}-{index:05}.safetensors"
 
     def _write(
-        self, kind: str, index: int, tensors: dict[str, torch.Tensor], about: dict[str, str]
+        self, kind: str, index: int, tensors: Mapping[str, torch.Tensor], about: dict[str, str]
     ) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self._file(kind, index)
         partial = path.with_suffix(".partial")
-        save_file(tensors, partial, about)
+        save_file(apart(tensors), partial, about)
         self._publish(partial, path.name)
 
     def _publish(self, partial: Path, name: str) -> None:
         sync(partial)
         partial.replace(self.directory / name)
         sync(self.directory)
-
-
-def stored_bytes(to: SiteFormat, out_features: int, in_features: int) -> int:
-    """What a weight takes in a journal."""
-    groups = in_features // to.group_size if to.group_size else 1
-    return out_features * (in_features * to.code_bits // 8 + groups * _SCALE_BYTES)
-
-
-def _stored(rounded: Rounded, to: SiteFormat) -> dict[str, torch.Tensor]:
-    """The tensors of a weight, on the CPU; codes are packed where they are."""
-    codes = pack_codes(rounded.codes, to) if to.is_gptq else rounded.codes
-    parts = {_CODES: codes, _SCALES: rounded.scales.bfloat16(), _UNIT: rounded.scale_unit}
-    # Linears of a site share their unit, and a file has no tensor twice.
-    return {
-        key: part.contiguous().to("cpu", copy=True)
-        for key, part in parts.items()
-        if part is not None
-    }
-
-
-def _read(file: Any, name: str, to: SiteFormat, device: torch.device | str) -> Rounded:
-    """What `_stored` was given, on a device."""
-    codes = file.get_tensor(f"{name}|{_CODES}").to(device)
-    unit = f"{name}|{_UNIT}"
-    has_unit = unit in file.keys()  # noqa: SIM118 (it is no mapping)
-    return Rounded(
-        unpack_codes(codes, to) if to.is_gptq else codes,
-        file.get_tensor(f"{name}|{_SCALES}").to(device).float(),
-        file.get_tensor(unit).to(device) if has_unit else None,
-    )
-
-
-def _json(value: object) -> str:
-    return json.dumps(msgspec.to_builtins(value))
 
 
 def _check(path: Path) -> None:

@@ -7,7 +7,7 @@ checkpoint is stored in.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from trtc.quant.calibration_text import Int32s, TokenSet
 from trtc.quant.device import device_of
 from trtc.quant.experts import SeparateExperts
 from trtc.quant.layer_source import LayerSource
+from trtc.quant.pinned import on_cpu
 from trtc.quant.wide_linears import wide_linears
 
 BATCH = 4
@@ -95,6 +96,17 @@ def advance(layer: nn.Module, index: int, stream: Stream) -> None:
         for arguments in batch.arguments[index + 1 : index + 2]:
             if _CARRIED in arguments:
                 arguments[_CARRIED] = others[0]
+
+
+def states_of(stream: Stream) -> list[torch.Tensor]:
+    """A stream's hidden states, in the CPU's memory (quant/pinned.py)."""
+    return [on_cpu(batch.hidden) for batch in stream]
+
+
+def restore(stream: Stream, states: Iterable[torch.Tensor]) -> None:
+    """Take a stream to where `states_of` gave its hidden states."""
+    for batch, hidden in zip(stream, states, strict=True):
+        batch.hidden = hidden.to(batch.hidden.device)
 
 
 def layer_outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, ...]:

@@ -52,9 +52,7 @@ class ModeloptCheckpoint:
             )
 
             with split_convolutions(self._model):
-                stored = revert_weight_conversion_quant_aware(self._model, dict(tensors))
-        # Linears that share inputs share scales, and a file has no tensor twice.
-        return {name: one.clone() if one.dim() == 0 else one for name, one in stored.items()}
+                return dict(revert_weight_conversion_quant_aware(self._model, dict(tensors)))
 
     def _write_configs(self) -> None:
         """config.json and hf_quant_config.json, which say which linears are quantised and how."""

@@ -18,6 +18,7 @@ from trtc.quant.journal import Journal, Journals
 from trtc.quant.nearest import round_to_nearest
 from trtc.quant.recipe_path import Shapes
 from trtc.quant.reference_model import layer_prefixes
+from trtc.quant.rounded_layers import RoundedLayer, read_rounded, save_rounded
 from trtc.quant.scheme import Gptq
 from trtc.quant.side_thread import side_thread
 from trtc.quant.site_format import FORMATS, TABLE_FORMATS, TABLES, SiteFormat
@@ -71,7 +72,7 @@ class RoundedSites:
                 continue
             if to in self.layers:
                 device = next(iter(linears.values())).weight.device
-                rounded = self.layers[to].layer(index, linears, device).linears
+                rounded = read_rounded(self.layers[to], index, linears, device).linears
             else:
                 rounded = {
                     name: round_to_nearest(linear.weight.detach().float(), FORMATS[to])
@@ -88,7 +89,7 @@ class RoundedSites:
 
     def table(self, site: str, to: str, device: torch.device) -> Rounded:
         """A table, on a device."""
-        return _table_journal(self.tables, site, to).layer(0, device=device).linears[site]
+        return read_rounded(_table_journal(self.tables, site, to), 0, device=device).linears[site]
 
 
 def round_sites(job: CalibrationJob, modules: Mapping[str, Any], settings: Gptq) -> RoundedSites:
@@ -144,7 +145,7 @@ def _round_table(job: CalibrationJob, site: str, module: Any, to: str) -> None:
         return
     job.progress(Step(f"rounding {site} to {to}"))
     rounded = {site: round_table(module.weight.data, FORMATS[to])}
-    journal.save(0, rounded, {site: FORMATS[to]}, (), ())
+    save_rounded(journal, RoundedLayer(0, rounded, ()), {site: FORMATS[to]}, ())
 
 
 def _table_journal(journals: Journals, site: str, to: str) -> Journal:

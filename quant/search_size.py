@@ -10,12 +10,12 @@ from trtc.quant.calibration_text import WINDOW
 from trtc.quant.evaluation import MAX_TOKENS
 from trtc.quant.gptq import VALUES_AT_ONCE
 from trtc.quant.gptq_memory import gptq_bytes
-from trtc.quant.journal import stored_bytes
 from trtc.quant.layerwise import rows_at_once
 from trtc.quant.linears import linear_shapes, table_shape
 from trtc.quant.recipe_path import Shapes
 from trtc.quant.recipe_search import MOST_MODELS, most_tokens
 from trtc.quant.reference_model import empty_model, layer_prefixes, load_config, reference_dtype
+from trtc.quant.rounded_layers import stored_bytes
 from trtc.quant.rounded_sites import SEARCHED, fitting_formats
 from trtc.quant.site_format import FORMATS, TABLES, SiteFormat
 from trtc.quant.site_scores import SCORED_TOKENS

@@ -25,9 +25,7 @@ class TensorShards:
         """Write a file of tensors on the CPU; none is written of none."""
         if tensors:
             path = self._directory / _part(len(self._files))
-            save_file(
-                {name: tensors[name].contiguous() for name in sorted(tensors)}, path, _METADATA
-            )
+            save_file(apart({name: tensors[name] for name in sorted(tensors)}), path, _METADATA)
             path.chmod(0o644)  # safetensors writes them for the owner alone
             self._files.append(tuple(sorted(tensors)))
 
@@ -54,6 +52,19 @@ class TensorShards:
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True)
         (self._directory / INDEX).write_text(text + "\n", "utf-8")
+
+
+def apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same values, contiguous and in no memory that others are in: linears that share inputs
+    share scales, and a file has no tensor twice."""
+    found: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.contiguous()
+        storage = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if storage in storages else own
+        storages.add(storage)
+    return found
 
 
 def _part(number: int) -> str:

@@ -17,9 +17,10 @@ from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.code_grid import GRIDS
-from trtc.quant.gptq import InputStatistics, Rounded, round_weights
-from trtc.quant.journal import Journal, key_of_inputs, open_journals, stored_bytes
+from trtc.quant.gptq import InputStatistics, round_weights
+from trtc.quant.journal import Journal, SavedLayer, key_of_inputs, open_journals
 from trtc.quant.nearest import round_to_nearest
+from trtc.quant.rounded_layers import RoundedLayer, read_rounded, save_rounded, stored_bytes
 from trtc.quant.scheme import SCHEMES, Gptq
 from trtc.quant.site_format import FORMATS
 
@@ -108,24 +109,22 @@ def test_a_model_whose_layers_give_more_than_hidden_states_has_none(
     assert not journal.exists()
 
 
-INT8S = dict.fromkeys("ab", FORMATS["int8"])
+ERRORS = (LayerError(layer="a", sqnr_db=float("inf"), max_abs_error=0.1),)
 
 
-def layer(number: int) -> dict[str, Rounded]:
-    codes = torch.full((4, 8), number, dtype=torch.int8)
-    return {"a": Rounded(codes, torch.ones(4, 1)), "b": Rounded(codes, torch.ones(4, 1))}
+def layer(number: int) -> SavedLayer:
+    scale = torch.tensor(0.5)
+    return SavedLayer({"a": torch.full((4, 8), number), "b": scale, "c": scale}, ERRORS)
 
 
 def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run")
     assert journal.num_layers() == 0
-    errors = (LayerError(layer="a", sqnr_db=float("inf"), max_abs_error=0.1),)
     for number in range(3):
-        after = iter([torch.full((2,), 0.1 + number)])
-        journal.save(number, layer(number), INT8S, errors, after)
+        journal.save(number, layer(number), iter([torch.full((2,), 0.1 + number)]))
     assert journal.num_layers() == 3
-    assert journal.layer(1).errors == errors and list(journal.layer(1).linears) == ["a", "b"]
-    assert torch.equal(journal.layer(2).linears["b"].codes, layer(2)["b"].codes)
+    assert journal.layer(1).errors == ERRORS and sorted(journal.layer(1).tensors) == ["a", "b", "c"]
+    assert torch.equal(journal.layer(2).tensors["a"], layer(2).tensors["a"])
     (hidden,) = journal.streams(2)
     assert torch.equal(hidden, torch.full((2,), 2.1))
     torn = journal.directory / "layer-00001.safetensors"
@@ -158,10 +157,11 @@ def test_a_weight_is_read_as_it_was_written(
     else:
         rounded = round_to_nearest(weight, to)
     journal = Journal(tmp_path, resumes=False)
-    journal.save(0, {"a": rounded, "b": rounded}, {"a": to, "b": to}, (), ())
+    twice = RoundedLayer(0, {"a": rounded, "b": rounded}, ())
+    save_rounded(journal, twice, {"a": to, "b": to}, ())
     assert journal.num_layers() == 0, "hidden states are not there"
-    assert list(journal.layer(0, ["b"]).linears) == ["b"]
-    read = journal.layer(0, device=device).linears["a"]
+    assert list(read_rounded(journal, 0, ["b"]).linears) == ["b"]
+    read = read_rounded(journal, 0, device=device).linears["a"]
     assert read.codes.device.type == read.scales.device.type == device
     for own, same in zip(astuple(rounded), astuple(read.to("cpu")), strict=True):
         assert (own is None) == (same is None)
@@ -217,7 +217,7 @@ def test_journals_of_other_inputs_are_cleared(tmp_path: Path) -> None:
     assert open_journals(None, "a" * 64) is None
     first = open_journals(tmp_path, "a" * 64)
     assert first is not None
-    first.of_run("x").save(0, layer(0), INT8S, (), iter([torch.ones(2)]))
+    first.of_run("x").save(0, layer(0), iter([torch.ones(2)]))
     assert open_journals(tmp_path, "a" * 64) == first and first.of_run("x").num_layers() == 1
     assert first.of_run("y").num_layers() == 0
     open_journals(tmp_path, "b" * 64)
