@@ -86,8 +86,8 @@ def quantize_checkpoint(
         heldout: tokens to measure the layers on, of which a part is taken; None: of the text that
             ships with trtc.
         keep: globs of linears that stay bf16; for schemes.
-        journal: where GPTQ keeps the layers that it has done, and finds those of a run that was
-            killed (quant/journal.py); None: nowhere.
+        journal: where layers that are done are kept, and those of a run that was killed are found
+            (quant/journal.py); None: nowhere.
 
     Raises:
         RequestError: a glob of `keep` that names no linear; a recipe of another model.

@@ -28,7 +28,7 @@ class CalibrationJob:
     """What progress is reported as."""
     progress: Progress
     journals: Journals | None = None
-    """Where GPTQ keeps the layers that are done; None: nowhere."""
+    """Where GPTQ and nvidia-modelopt keep the layers that are done; None: nowhere."""
 
     @property
     def model(self) -> Any:

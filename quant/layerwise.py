@@ -104,9 +104,12 @@ def states_of(stream: Stream) -> list[torch.Tensor]:
 
 
 def restore(stream: Stream, states: Iterable[torch.Tensor]) -> None:
-    """Take a stream to where `states_of` gave its hidden states."""
+    """Take a stream to where `states_of` gave its hidden states.
+
+    They are copied into memory that PyTorch aligns, as files are not: a BLAS may round otherwise.
+    """
     for batch, hidden in zip(stream, states, strict=True):
-        batch.hidden = hidden.to(batch.hidden.device)
+        batch.hidden = hidden.to(batch.hidden.device, copy=True)
 
 
 def layer_outputs(layer: nn.Module, index: int, batch: Batch) -> tuple[torch.Tensor, ...]:

@@ -55,7 +55,10 @@ class ModeloptCheckpoint:
                 return dict(revert_weight_conversion_quant_aware(self._model, dict(tensors)))
 
     def _write_configs(self) -> None:
-        """config.json and hf_quant_config.json, which say which linears are quantised and how."""
+        """config.json and hf_quant_config.json, which say which linears are quantised and how.
+
+        The model's quantisers say it as soon as it is converted: layers may come from a journal.
+        """
         model = self._model
         with quiet_libraries():
             from modelopt.torch.export.quant_aware_conversion import (

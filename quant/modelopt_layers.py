@@ -4,9 +4,12 @@ Its algorithms look at the inputs that the unquantised model gives each linear, 
 calibrated while the text goes through it for the first time, and is then not needed any more.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -19,12 +22,22 @@ from trtc.protos.progress import Step
 from trtc.quant.awq import Forward, with_fast_search
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.experts import SeparateExperts, own_factors, prepare_export
+from trtc.quant.journal import Journal, SavedLayer
 from trtc.quant.layer_error import measure_layer
-from trtc.quant.layerwise import Stream, advance, hooked, open_stream, run_layer
+from trtc.quant.layerwise import (
+    Stream,
+    advance,
+    hooked,
+    open_stream,
+    restore,
+    run_layer,
+    states_of,
+)
 from trtc.quant.linears import quantizable_linears
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.reference_model import layer_prefixes
 from trtc.quant.shared_norms import norms_kept_for_others
+from trtc.quant.side_thread import SideThread
 from trtc.quant.wide_linears import wide_linears
 
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
@@ -79,35 +92,71 @@ class _Texts:
     probe: Stream
     """Two tokens."""
 
+    @property
+    def all(self) -> Stream:
+        """What is left of layers for those after them."""
+        return [*self.calibration, *self.search, *self.heldout, *self.probe]
 
-def calibrate_layers(job: CalibrationJob, config: dict[str, Any]) -> Iterator[CalibratedLayer]:
-    """Calibrate and export the layers of a job's model, which are lost.
+
+def calibrate_layers(
+    job: CalibrationJob, config: dict[str, Any], side: SideThread
+) -> Iterator[CalibratedLayer]:
+    """Calibrate and export the layers of a job's model, which are lost. With journals, layers that
+    a run before has done are read.
 
     In memory at once are a layer, what it becomes, the hidden states of the text, and what the
     algorithm needs for a linear.
 
     Args:
         config: modelopt's.
+        side: writes the journal.
 
     Raises:
         CalibrationError: activations that are NaN, infinite or always zero.
+        OSError, SafetensorError: of the journal, a layer later.
     """
     model, source = job.model, job.source
+    layers, prefixes = model.base_model.layers, layer_prefixes(model)
+    journal = _journal_of(job, config)
+    done = 0 if journal is None else journal.num_layers()
     with wide_linears():
         texts = _open_texts(job, config)
     _convert(model, config)
+    if journal is not None and done:
+        layers[:done].to("meta")
+        yield from _read(journal, done)
+        restore(texts.all, journal.streams(done - 1))
     linears = [name for name, _ in quantizable_linears(model)]
-    layers = model.base_model.layers
     with source.layers_only():
-        for index, prefix in enumerate(layer_prefixes(model)):
+        for index in range(done, len(layers)):
             job.progress(Step(job.phase, index, len(layers), "layers"))
+            prefix = prefixes[index]
             own = [name.removeprefix(prefix) for name in linears if name.startswith(prefix)]
             part = LayerModel(model.config, layers[index], index, texts.probe)
             with source.held(index), wide_linears():
-                done = _quantized(part, prefix, own, config["algorithm"], texts)
+                layer = _quantized(part, prefix, own, config["algorithm"], texts)
             part.to("meta")  # with its quantisers, some of which are as large as scales
-            yield done
+            side.wait()
+            if journal is not None:
+                saved = SavedLayer(layer.tensors, layer.errors)
+                side.give(partial(journal.save, index, saved, states_of(texts.all)))
+            yield layer
+    side.wait()
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
+
+
+def _journal_of(job: CalibrationJob, config: dict[str, Any]) -> Journal | None:
+    """Where a job keeps the layers that it calibrates so; None: nowhere."""
+    # JSON is the same in every process.
+    run = ("nvidia-modelopt", metadata.version("nvidia-modelopt"), json.dumps(config))
+    return None if job.journals is None else job.journals.of_run(run)
+
+
+def _read(journal: Journal, count: int) -> Iterator[CalibratedLayer]:
+    """The first layers."""
+    for index in range(count):
+        saved = journal.layer(index)
+        yield CalibratedLayer(saved.tensors, saved.errors)
 
 
 def _quantized(

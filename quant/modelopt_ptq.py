@@ -19,6 +19,7 @@ from trtc.quant.modelopt_layers import calibrate_layers, check_scales, method_of
 from trtc.quant.modelopt_memory import modelopt_bytes
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.scheme import Modelopt, Scheme
+from trtc.quant.side_thread import side_thread
 
 _MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
 """Calibration tokens by algorithm. AWQ tries many scales a linear on all of them; its authors find
@@ -46,9 +47,10 @@ class ModeloptCalibrator:
     def run(self, job: CalibrationJob) -> tuple[LayerError, ...]:
         target = ModeloptCheckpoint(job.model, job.output_dir)
         errors: list[LayerError] = []
-        for layer in calibrate_layers(job, self._config()):
-            target.add(layer.tensors)
-            errors += layer.errors
+        with side_thread() as side:
+            for layer in calibrate_layers(job, self._config(), side):
+                target.add(layer.tensors)
+                errors += layer.errors
         job.progress(Step("writing the quantised checkpoint"))
         target.finish()
         return tuple(errors)

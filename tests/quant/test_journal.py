@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import astuple
+import time
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 import torch
 
 from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
+from trtc.protos.errors import CalibrationError
+from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
-from trtc.protos.progress import Step
-from trtc.quant.calibrate import quantize_checkpoint
+from trtc.protos.progress import Progress, Step
+from trtc.protos.staging import Staging, staging
+from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import InputStatistics, round_weights
 from trtc.quant.journal import Journal, SavedLayer, key_of_inputs, open_journals
@@ -48,45 +52,107 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return wide_checkpoint("llama", directory), calibration_ids(directory / "ids.jsonl")
 
 
+@dataclass(frozen=True)
+class Case:
+    """A calibration that can be run several times."""
+
+    model: Path
+    text: Path
+    scheme: str
+    kv_dtype: KvDType = "bf16"
+
+    def write(self, output: Path, progress: Progress, journal: Path | None) -> CalibrationFacts:
+        return quantize_checkpoint(
+            self.model,
+            SCHEMES[self.scheme],
+            self.kv_dtype,
+            self.text,
+            output,
+            progress,
+            HELDOUT,
+            journal=journal,
+        )
+
+    def run(self, output: Path, journal: Path | None) -> "Run":
+        steps: list[Step] = []
+        facts = self.write(output, steps.append, journal)
+        files = {path.name: path.read_bytes() for path in output.iterdir()}
+        layers = [step.done for step in steps if step.unit == "layers" and step.done != step.total]
+        return Run(facts, files, layers)
+
+    def stop(self, work: Staging, error: BaseException) -> None:
+        """Raise an error when the first layer is in the journal."""
+
+        def progress(step: Step) -> None:
+            if step.done == 1:
+                while not list(work.journal.rglob("streams-00000.safetensors")):
+                    time.sleep(0.01)  # it is written meanwhile
+                raise error
+
+        self.write(work.scratch, progress, work.journal)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A calibration that has ended."""
+
+    facts: CalibrationFacts
+    files: dict[str, bytes]
+    calibrated: list[int | None]
+    """Layers, in their order."""
+
+    def check_same(self, other: "Run") -> None:
+        assert self.facts == other.facts
+        assert sorted(self.files) == sorted(other.files)
+        for name, content in self.files.items():
+            assert other.files[name] == content, name
+
+
 def test_a_killed_calibration_goes_on_and_makes_the_same_bytes(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    model, text = inputs
-    whole, resumed, journal = tmp_path / "whole", tmp_path / "resumed", tmp_path / "journal"
+    case, journal = Case(*inputs, "iq4"), tmp_path / "journal"
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, model, text, tmp_path / "killed", journal],
+        [sys.executable, "-c", KILLED, *inputs, tmp_path / "killed", journal],
         env=environment,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
-    steps: list[Step] = []
-    facts = quantize_checkpoint(
-        model, SCHEMES["iq4"], "bf16", text, resumed, steps.append, HELDOUT, journal=journal
-    )
-    assert next(step.done for step in steps if step.unit == "layers") == 1, "a layer was there"
-    assert facts == quantize_checkpoint(
-        model, SCHEMES["iq4"], "bf16", text, whole, lambda step: None, HELDOUT
-    )
-    files = sorted(path.name for path in whole.iterdir())
-    assert files == sorted(path.name for path in resumed.iterdir())
-    for name in files:
-        assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+    resumed = case.run(tmp_path / "resumed", journal)
+    assert resumed.calibrated == [1], "a layer was there"
+    case.run(tmp_path / "whole", None).check_same(resumed)
     # Another text has nothing of it, and clears it away.
-    other = calibration_ids(tmp_path / "other.jsonl", tokens=5000)
-    steps.clear()
-    quantize_checkpoint(
-        model,
-        SCHEMES["iq4"],
-        "bf16",
-        other,
-        tmp_path / "new",
-        steps.append,
-        HELDOUT,
-        journal=journal,
-    )
-    assert next(step.done for step in steps if step.unit == "layers") == 0
+    other = replace(case, text=calibration_ids(tmp_path / "other.jsonl", tokens=5000))
+    assert other.run(tmp_path / "new", journal).calibrated == [0, 1]
     assert len(list((journal / "calibration").iterdir())) == 1
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4_awq"])
+def test_an_interrupted_calibration_by_modelopt_goes_on_and_makes_the_same_bytes(
+    scheme: str, inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    case, place = Case(*inputs, scheme, "f8e4m3"), tmp_path / "place"
+    with pytest.raises(KeyboardInterrupt), staging(place / "engine") as work:
+        case.stop(work, KeyboardInterrupt())
+    with staging(place / "engine") as work:
+        others = replace(case, kv_dtype="bf16").run(tmp_path / "others", work.journal)
+        assert others.calibrated == [0, 1], "the settings are others"
+        resumed = case.run(tmp_path / "resumed", work.journal)
+        assert resumed.calibrated == [1], "a layer was there"
+        read = case.run(tmp_path / "read", work.journal)
+        assert not read.calibrated, "all layers were there"
+    assert not any(place.iterdir())
+    whole = case.run(tmp_path / "whole", None)
+    whole.check_same(resumed)
+    whole.check_same(read)
+
+
+def test_a_calibration_that_fails_leaves_nothing(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with pytest.raises(CalibrationError), staging(place / "engine") as work:
+        Case(*inputs, "fp8").stop(work, CalibrationError("fails"))
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("family", ["glm_moe_dsa", "gemma4_e"])
@@ -96,16 +162,7 @@ def test_a_model_whose_layers_give_more_than_hidden_states_has_none(
     """GLM-5's give the tokens that they selected, Gemma 4's small ones their keys and values."""
     model = wide_checkpoint(family, tmp_path)
     text, journal = calibration_ids(tmp_path / "ids.jsonl"), tmp_path / "journal"
-    quantize_checkpoint(
-        model,
-        SCHEMES["iq4_g16"],
-        "bf16",
-        text,
-        tmp_path / "out",
-        lambda step: None,
-        HELDOUT,
-        journal=journal,
-    )
+    Case(model, text, "iq4_g16").run(tmp_path / "out", journal)
     assert not journal.exists()
 
 
@@ -172,8 +229,9 @@ def test_a_weight_is_read_as_it_was_written(
     assert stored_bytes(to, *weight.shape) < 1.15 * to.num_bits(*weight.shape) / 8, "packed"
 
 
+@pytest.mark.parametrize("scheme", ["iq4", "fp8"])
 def test_an_error_of_writing_is_that_of_the_calibration(
-    inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever thread it comes from, and before another layer is written."""
     written: list[int] = []
@@ -183,18 +241,8 @@ def test_an_error_of_writing_is_that_of_the_calibration(
         raise OSError(errno.ENOSPC, "the disk is full")
 
     monkeypatch.setattr(Journal, "save", refuse)
-    model, text = inputs
     with pytest.raises(OSError, match="the disk is full"):
-        quantize_checkpoint(
-            model,
-            SCHEMES["iq4"],
-            "bf16",
-            text,
-            tmp_path / "out",
-            lambda step: None,
-            HELDOUT,
-            journal=tmp_path / "journal",
-        )
+        Case(*inputs, scheme).run(tmp_path / "out", tmp_path / "journal")
     assert written == [0]
 
 
