@@ -226,7 +226,7 @@ PROMPTS = tuple(range(400, 1401, 125))
 MAX_TOKENS, MAX_BATCH, MAX_SEQ_LEN = 48, 8, 2048
 NUM_PAGES = 900
 """Of 16 tokens. Eight sequences of 900 tokens want 1400 at once; without letting go, 2700."""
-TIER_PAGES, TIER_BYTES = 220, 1 << 28
+TIER_PAGES, TIER_BYTES = 220, 1 << 31
 """Of the pool that evicts most prompts, and of the tier that keeps them."""
 _POISON = 0xFF
 

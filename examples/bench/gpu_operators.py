@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from trtc.plugins.kv_pool import PagedHeads
+from trtc.plugins.latents.expansion import expanded_sequences
 from trtc.plugins.op import FusedOp
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -154,8 +155,9 @@ class CallOnDevice:
             output = self._argument(parameter.name)
             if output is None:
                 continue
-            found = self._numbers(output, self.read(output, batch))
-            wanted = self._numbers(output, np.asarray(value))
+            rows = self._written(batch)
+            found = self._numbers(output, self.read(output, batch))[rows]
+            wanted = self._numbers(output, np.asarray(value))[rows]
             if not np.isfinite(found).all():
                 problem = f"{parameter.name} is not finite"
                 continue
@@ -171,6 +173,18 @@ class CallOnDevice:
         return Finding(
             self.call.operator, self.call.site, number, len(batch.token_ids), worst, problem
         )
+
+    def _written(self, batch: StepBatch) -> slice | Array:
+        """Which rows of an output the call writes: latent_attention leaves those of sequences that
+        are expanded to expanded_latent_attention."""
+        if self.call.operator != "latent_attention":
+            return slice(None)
+        written = np.ones(len(batch.token_ids), bool)
+        names = ("least_new", "room", "most_context")
+        expansion = (int(self.call.attributes[name]) for name in names)
+        for one in expanded_sequences(batch.query_start, batch.context_lens, *expansion):
+            written[batch.query_start[one] : batch.query_start[one + 1]] = False
+        return written
 
     def _numbers(self, argument: Argument, array: Array) -> Array:
         """f64 of a tensor, or of what a pool's codes and scales stand for."""

@@ -49,7 +49,7 @@ class Gpu:
             SCRATCH + name: np.full(num_bytes, 0xFF, np.uint8)
             for name, num_bytes in scratch_of(work).items()
         }
-        places = self.upload({**work.arrays, **scratch})
+        places = self.upload(_as_in_an_engine(work) | scratch)
         for launch in launches_of(work):
             tiles = [
                 Tiles(places[one.parameter], one.sizes, one.strides, one.box) for one in launch.maps
@@ -99,3 +99,18 @@ class Gpu:
                 compiled.cubin, compiled.entry, compiled.num_threads, compiled.shared_bytes
             )
         return self._loaded[key]
+
+
+def _as_in_an_engine(work: Work) -> dict[str, Array]:
+    """The arrays; those of a step's tokens of which launches have maps with room for as many tokens
+    as the limits allow, since a box may reach as far."""
+    found = dict(work.arrays)
+    for launch in launches_of(work):
+        for one in launch.maps:
+            tokens = work.arguments[0].limits.max_num_tokens
+            if one.sizes[-1] == tokens and one.parameter in found:
+                array = found[one.parameter]
+                more = np.full(one.sizes[-1] * one.strides[-1] - array.nbytes, 0xFF, np.uint8)
+                held = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                found[one.parameter] = np.concatenate((held, more))
+    return found
