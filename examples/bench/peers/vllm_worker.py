@@ -40,6 +40,8 @@ def open_vllm(job: GpuJob, *, eager: bool = False) -> LLM:
         max_model_len=job.workload.longest,
         max_num_batched_tokens=MAX_STEP_TOKENS,
         max_num_seqs=MAX_SEQUENCES,
+        # What Qwen3.5's configuration asks for; vLLM takes that of activations for Qwen3-Next.
+        mamba_ssm_cache_dtype="float32",
         # By default delta nets prefill by flashinfer, which is not installed everywhere.
         gdn_prefill_backend=None if find_spec("flashinfer") else "triton",
     )
