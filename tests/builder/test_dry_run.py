@@ -58,6 +58,13 @@ def test_a_budget_that_no_recipe_meets_is_said_by_target() -> None:
     assert enough.builds and enough.least_weights == found.least_weights
 
 
+def test_a_budget_for_ranks_that_cannot_share_its_formats_is_said_by_target(tmp_path: Path) -> None:
+    config = config_of("qwen3_5_moe")
+    found = reasons(of_config(tmp_path, config, tp=2, max_bytes=5_000_000))
+    assert "groups of 128 channels" in found["cuda:sm_90"]
+    assert "--tp" in found["cuda:sm_90"]
+
+
 def test_quantised_weights_count_as_calibration_leaves_them() -> None:
     sizes = {
         dtype: dry_run(BuildRequest(str(PYLLAMA), Path("e"), dtype=dtype)).weights
