@@ -42,8 +42,15 @@ from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.requests.request import GenerationRequest
 
 VOCABULARY, WINDOW = 512, 320
-GEMMA_3: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+GEMMA_3: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 6,
@@ -52,28 +59,16 @@ GEMMA_3: dict[str, Any] = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": WINDOW,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 LFM2: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 5,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 QWEN3_5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
@@ -82,14 +77,8 @@ QWEN3_5: dict[str, Any] = {
     "head_dim": 128,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 GLM_5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
@@ -105,14 +94,8 @@ GLM_5: dict[str, Any] = {
     "index_n_heads": 32,
     "index_head_dim": 128,
     "index_topk": 256,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 OLMO_HYBRID: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
@@ -124,14 +107,8 @@ OLMO_HYBRID: dict[str, Any] = {
     "linear_key_head_dim": 96,
     "linear_value_head_dim": 192,
     "rope_parameters": {"rope_theta": None},
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 GRANITE_4: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 128,
     "shared_intermediate_size": 256,
@@ -145,14 +122,8 @@ GRANITE_4: dict[str, Any] = {
     "mamba_d_head": 64,
     "mamba_d_state": 128,
     "attention_multiplier": 0.125,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 GEMMA_4_E: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "hidden_size": 128,
     "hidden_size_per_layer_input": 32,
@@ -166,11 +137,6 @@ GEMMA_4_E: dict[str, Any] = {
     "head_dim": 128,
     "global_head_dim": 256,
     "sliding_window": WINDOW,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 PLAIN_NORMS = ("glm5", "olmo_hybrid", "granite4", "gemma4_e")
 """Models whose norms add nothing to their weights."""
@@ -263,7 +229,7 @@ def random_checkpoint(directory: Path, name: str) -> Path:
 
     torch.manual_seed(0)
     kind, fields = CONFIGS[name]
-    config = getattr(transformers, kind)(**fields)
+    config = getattr(transformers, kind)(**COMMON, **fields)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
