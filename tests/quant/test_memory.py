@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tests.support.models import tiny_config
 
-WIDE = {"num_hidden_layers": 32, "hidden_size": 256, "intermediate_size": 8192, "head_dim": 128}
+WIDE = {"num_hidden_layers": 20, "hidden_size": 256, "intermediate_size": 8192, "head_dim": 128}
 
 PEAK = """
 import sys
@@ -80,7 +80,7 @@ def checkpoint(path: Path, **overrides: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A small one, and one of 32 layers."""
+    """A small one, and one of 20 layers."""
     directory = tmp_path_factory.mktemp("checkpoints")
     small = checkpoint(directory / "small", hidden_size=128)
     return small, checkpoint(directory / "large", **WIDE)
@@ -99,5 +99,5 @@ def test_a_few_layers_are_in_memory_at_once(
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     taken = int(ran.stdout)
     stored = (checkpoints[1] / "model.safetensors").stat().st_size
-    assert stored > 400 << 20
+    assert stored > 250 << 20
     assert taken < stored / 2, (taken, stored)
