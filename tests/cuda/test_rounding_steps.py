@@ -16,6 +16,7 @@ from tests.support.rounding_cases import (
     rounded,
     weights,
 )
+from tests.support.torch_gpu import needs_torch_gpu
 from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.quant.block_steps import BlockSteps
@@ -39,8 +40,7 @@ def on(device, work, *arguments):
     """Call `work` with them and the device: on the CPU where Triton interprets its kernels."""
     if device == "cpu":
         return in_interpreter(work, *arguments, device)
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    needs_torch_gpu()
     return work(*arguments, device)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.torch_gpu import needs_torch_gpu
 from tests.support.weight_bytes import WeightBytes, whole
 from trtc.protos.progress import Step
 from trtc.quant.calibrate import quantize_checkpoint
@@ -83,8 +84,7 @@ def test_calibration_runs_on_the_gpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same layers, as good as on the CPU, and the GPU's and pinned memory given back."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    needs_torch_gpu()
     steps: list[Step] = []
     free, pinned = torch.cuda.mem_get_info()[0], pinned_bytes()
     there = quantize_checkpoint(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
+from tests.support.torch_gpu import needs_torch_gpu
 from trtc.protos.errors import CalibrationError
 from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
@@ -201,8 +202,8 @@ def test_what_is_torn_counts_as_absent(tmp_path: Path) -> None:
 def test_a_weight_is_read_as_it_was_written(
     name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    if device == "cuda":
+        needs_torch_gpu()
     monkeypatch.setattr("trtc.quant.packed_codes._BYTES_AT_ONCE", 3000)  # some rows at a time
     to, weight = FORMATS[name], torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
     if to.is_gptq:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.torch_gpu import needs_torch_gpu
 from trtc.quant.accuracy import kl_divergence, log_softmax
 from trtc.quant.logit_divergence import divergences, log_probabilities
 
@@ -34,8 +35,7 @@ def test_on_a_cpu_they_are_those_of_all_rows_bit_for_bit() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_they_are_those_of_a_cpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    needs_torch_gpu()
     p, q = logits(1), logits(2)
     log_p = log_probabilities(p.cuda())
     assert log_p.is_cuda and log_p.dtype == torch.float64

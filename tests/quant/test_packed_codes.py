@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.support.packed_words import pack_words
+from tests.support.torch_gpu import needs_torch_gpu
 from trtc.quant.code_grid import GRIDS
 from trtc.quant.packed_codes import pack_codes, unpack_codes
 from trtc.quant.site_format import FORMATS, SiteFormat
@@ -20,8 +21,8 @@ def _two_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on(device: str, tensor: torch.Tensor) -> torch.Tensor:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    if device == "cuda":
+        needs_torch_gpu()
     return tensor.to(device)
 
 

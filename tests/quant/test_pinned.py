@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.torch_gpu import needs_torch_gpu
 from trtc.quant.pinned import on_cpu
 
 
@@ -13,8 +14,7 @@ def test_what_is_on_the_cpu_is_not_copied() -> None:
 
 @pytest.mark.gpu
 def test_copies_are_pinned_and_stay_as_the_gpu_goes_on() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    needs_torch_gpu()
     whole = torch.arange(12, dtype=torch.int8, device="cuda").view(4, 3)
     for part in (whole[1:3], whole.T):
         wanted = part.cpu()

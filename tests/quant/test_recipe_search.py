@@ -10,6 +10,7 @@ import torch
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.models import VOCAB_SIZE
+from tests.support.torch_gpu import needs_torch_gpu
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.progress import Step
 from trtc.quant.calibration_text import TokenSet
@@ -113,8 +114,7 @@ def test_logits_in_parts_give_the_same_divergences(
 def test_a_gpu_finds_the_same_again_and_what_a_cpu_does(
     inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    needs_torch_gpu()
 
     def found() -> tuple[Scores, Divergence]:
         with recipe_search(*inputs, HELDOUT, lambda step: None, TABLES) as one:
