@@ -156,11 +156,10 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
             target.check_scheme(scheme)
         if request.has_size:
             target.check_scheme(MIXED_SCHEME)
+            source = replace(source, scheme=MIXED_SCHEME)
         _check_experts(source)
         ranks = request.tp if target.max_ranks > 1 else 1
-        # A search takes recipes with the largest groups, as builds check.
-        scheme = MIXED_SCHEME if request.has_size else source.scheme
-        check_sharding(source.spec, scheme, source.quantization, ranks, ep=request.ep)
+        check_sharding(source.spec, source.scheme, source.quantization, ranks, ep=request.ep)
     except UserError as error:
         return Verdict(name, str(error))
     if request.tp > target.max_ranks:

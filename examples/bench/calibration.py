@@ -6,12 +6,12 @@ shape.
 
 Makes the checkpoint unless a run before has, and quantises it to `--dtype` on a GPU if there is
 one, decoder layer after decoder layer, on the calibration text that ships with trtc, in the
-tokenizer of a bundled model. GPTQ keeps its layers in DIR: a run that was killed is begun again by
-the same command, and goes on where it was. With `--max-bits`, a recipe is searched for instead, as
-`trtc build` does, and what recipes diverge by is printed. Prints each step with its time and the
-GPU's peak so far, and at the end the seconds of a layer and the peaks of the process's own memory,
-without the mapped files of the checkpoint and pinned memory, of pinned memory, and of torch's on
-the GPU, of which it gets no more than `--device-gb`.
+tokenizer of a bundled model. Layers that are done are kept in DIR: a run that was killed is begun
+again by the same command, and goes on where it was. With `--max-bits`, a recipe is searched for
+instead, as `trtc build` does, and what recipes diverge by is printed. Prints each step with its
+time and the GPU's peak so far, and at the end the seconds of a layer and the peaks of the process's
+own memory, without the mapped files of the checkpoint and pinned memory, of pinned memory, and of
+torch's on the GPU, of which it gets no more than `--device-gb`.
 """
 
 import argparse

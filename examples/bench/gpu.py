@@ -66,8 +66,6 @@ class Variation:
     """Of gpu_shapes.SHAPES, for an engine without weights."""
     offline: bool = False
     """Whether it is given its shape's offline load."""
-    tp: int = 1
-    ep: bool = False
 
     @property
     def engine(self) -> str:

@@ -22,13 +22,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from examples.bench.gpu import Variation, run_operators
+from examples.bench.gpu import run_operators
 from examples.bench.gpu_steps import opened
 from examples.bench.loops import serve
 from trtc.protos.manifest import Canary
@@ -149,44 +151,42 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4": ("GraniteMoeHybridConfig", GRANITE_4),
     "gemma4_e": ("Gemma4TextConfig", GEMMA_4_E),
 }
-VARIATIONS = (
-    Variation("gemma3-fp32", "fp32"),
-    Variation("gemma3-bf16", "bf16"),
-    Variation("gemma3-bf16-kv8", "bf16", "fp8"),
-    Variation("lfm2-fp32", "fp32"),
-    Variation("lfm2-bf16", "bf16"),
-    Variation("qwen3_5-fp32", "fp32"),
-    Variation("qwen3_5-bf16", "bf16"),
-    Variation("qwen3_5-fp8", "fp8"),
-    Variation("glm5-fp32", "fp32"),
-    Variation("glm5-bf16", "bf16"),
-    Variation("olmo_hybrid-fp32", "fp32"),
-    Variation("olmo_hybrid-bf16", "bf16"),
-    Variation("granite4-fp32-tp2", "fp32", tp=2),
-    Variation("granite4-bf16-tp2-ep", "bf16", tp=2, ep=True),
-    Variation("gemma4_e-fp32-tp2", "fp32", tp=2),
-    Variation("gemma4_e-bf16-tp2", "bf16", tp=2),
+
+
+@dataclass(frozen=True)
+class Small:
+    """An engine of a small model."""
+
+    name: str
+    """The model's name comes before the first dash."""
+    dtype: str
+    tolerance: float
+    """Logits by which the twin's token leads the second best, below which the GPU may draw
+    another."""
+    kv_dtype: str | None = None
+    tp: int = 1
+    """GPUs; their engine's operators are not checked, nor is a tier."""
+    ep: bool = False
+
+
+ENGINES = (
+    Small("gemma3-fp32", "fp32", 2e-3),
+    Small("gemma3-bf16", "bf16", 0.15),
+    Small("gemma3-bf16-kv8", "bf16", 0.3, kv_dtype="fp8"),
+    Small("lfm2-fp32", "fp32", 2e-3),
+    Small("lfm2-bf16", "bf16", 0.15),
+    Small("qwen3_5-fp32", "fp32", 2e-3),
+    Small("qwen3_5-bf16", "bf16", 0.15),
+    Small("qwen3_5-fp8", "fp8", 0.3),
+    Small("glm5-fp32", "fp32", 5e-3),
+    Small("glm5-bf16", "bf16", 0.3),
+    Small("olmo_hybrid-fp32", "fp32", 2e-3),
+    Small("olmo_hybrid-bf16", "bf16", 0.15),
+    Small("granite4-fp32-tp2", "fp32", 2e-3, tp=2),
+    Small("granite4-bf16-tp2-ep", "bf16", 0.15, tp=2, ep=True),
+    Small("gemma4_e-fp32-tp2", "fp32", 2e-3, tp=2),
+    Small("gemma4_e-bf16-tp2", "bf16", 0.15, tp=2),
 )
-"""The model's name comes before the first dash."""
-TOLERANCE = {
-    "gemma3-fp32": 2e-3,
-    "gemma3-bf16": 0.15,
-    "gemma3-bf16-kv8": 0.3,
-    "lfm2-fp32": 2e-3,
-    "lfm2-bf16": 0.15,
-    "qwen3_5-fp32": 2e-3,
-    "qwen3_5-bf16": 0.15,
-    "qwen3_5-fp8": 0.3,
-    "glm5-fp32": 5e-3,
-    "glm5-bf16": 0.3,
-    "olmo_hybrid-fp32": 2e-3,
-    "olmo_hybrid-bf16": 0.15,
-    "granite4-fp32-tp2": 2e-3,
-    "granite4-bf16-tp2-ep": 0.15,
-    "gemma4_e-fp32-tp2": 2e-3,
-    "gemma4_e-bf16-tp2": 0.15,
-}
-"""Logits by which the twin's token leads the second best, below which the GPU may draw another."""
 PROMPTS = tuple(range(400, 1401, 125))
 """Tokens of each."""
 MAX_TOKENS, MAX_BATCH, MAX_SEQ_LEN = 48, 8, 2048
@@ -218,8 +218,8 @@ def make(directory: Path, sm: int, names: Sequence[str]) -> None:
         )
 
 
-def _chosen(names: Sequence[str]) -> list[Variation]:
-    return [one for one in VARIATIONS if not names or one.name in names]
+def _chosen(names: Sequence[str]) -> list[Small]:
+    return [one for one in ENGINES if not names or one.name in names]
 
 
 def random_checkpoint(directory: Path, name: str) -> Path:
@@ -247,7 +247,7 @@ def random_checkpoint(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def _build(model: Path, output: Path, one: Variation, target: str) -> None:
+def _build(model: Path, output: Path, one: Small, target: str) -> None:
     from trtc.api import build
 
     began = time.monotonic()
@@ -276,36 +276,33 @@ def run(directory: Path, names: Sequence[str], *, operators: bool) -> int:
         answers = msgspec.json.decode(
             (directory / f"{engine.name}.json").read_bytes(), type=list[Canary]
         )
-        if one.tp > 1:
-            with opened(engine, ShardedExecutor, num_pages=NUM_PAGES) as (_, ranks):
-                problems += [
-                    f"{one.name}: {problem}"
-                    for problem in serve_and_compare(ranks, answers, TOLERANCE[one.name])
-                ]
-            continue
-        if operators:
-            findings = run_operators(engine, dummy=False)
-            problems += [
-                f"{one.name}: {finding['site']} is wrong"
-                for finding in findings
-                if finding["problem"] or finding["worst"] > 1
-            ]
-        with opened(engine, CudaExecutor, num_pages=NUM_PAGES) as (_, executor):
-            poison(executor)
-            problems += [
-                f"{one.name}: {problem}"
-                for problem in serve_and_compare(executor, answers, TOLERANCE[one.name])
-            ]
-        with opened(engine, CudaExecutor, num_pages=TIER_PAGES) as (_, executor):
-            poison(executor)
-            problems += [
-                f"{one.name}, from the host: {problem}"
-                for problem in serve_from_host(executor, answers, TOLERANCE[one.name])
-            ]
+        found = _of_ranks if one.tp > 1 else partial(_of_one_gpu, operators=operators)
+        problems += [f"{one.name}{problem}" for problem in found(engine, answers, one.tolerance)]
     for problem in problems:
         print(f"WRONG {problem}")
     print(f"{len(problems)} problems")
     return 1 if problems else 0
+
+
+def _of_ranks(engine: Path, answers: Sequence[Canary], tolerance: float) -> Iterator[str]:
+    with opened(engine, ShardedExecutor, num_pages=NUM_PAGES) as (_, ranks):
+        yield from (f": {one}" for one in serve_and_compare(ranks, answers, tolerance))
+
+
+def _of_one_gpu(
+    engine: Path, answers: Sequence[Canary], tolerance: float, *, operators: bool
+) -> Iterator[str]:
+    if operators:
+        for finding in run_operators(engine, dummy=False):
+            if finding["problem"] or finding["worst"] > 1:
+                yield f": {finding['site']} is wrong"
+    with opened(engine, CudaExecutor, num_pages=NUM_PAGES) as (_, executor):
+        poison(executor)
+        yield from (f": {one}" for one in serve_and_compare(executor, answers, tolerance))
+    with opened(engine, CudaExecutor, num_pages=TIER_PAGES) as (_, executor):
+        poison(executor)
+        for one in serve_from_host(executor, answers, tolerance):
+            yield f", from the host: {one}"
 
 
 def poison(executor: CudaExecutor) -> None:
@@ -404,7 +401,7 @@ def main() -> int:
     parser.add_argument("what", choices=("make", "run"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--sm", type=int, default=90)
-    parser.add_argument("--engines", nargs="*", default=(), help="names of variations")
+    parser.add_argument("--engines", nargs="*", default=(), help="names of engines")
     parser.add_argument("--no-operators", action="store_true", help="serve alone")
     arguments = parser.parse_args()
     if arguments.what == "make":

@@ -151,11 +151,11 @@ class CallOnDevice:
         expected = self.operator.reference(**given, **self.call.attributes)
         worst, problem = 0.0, ""
         tolerance = self.operator.tolerances[self._output_dtype()]
+        rows = self._written(batch)
         for parameter, value in zip(self.operator.outputs, expected, strict=False):
             output = self._argument(parameter.name)
             if output is None:
                 continue
-            rows = self._written(batch)
             found = self._numbers(output, self.read(output, batch))[rows]
             wanted = self._numbers(output, np.asarray(value))[rows]
             if not np.isfinite(found).all():

@@ -49,8 +49,9 @@ class Gpu:
             SCRATCH + name: np.full(num_bytes, 0xFF, np.uint8)
             for name, num_bytes in scratch_of(work).items()
         }
-        places = self.upload(_as_in_an_engine(work) | scratch)
-        for launch in launches_of(work):
+        launches = launches_of(work)
+        places = self.upload(_as_in_an_engine(work, launches) | scratch)
+        for launch in launches:
             tiles = [
                 Tiles(places[one.parameter], one.sizes, one.strides, one.box) for one in launch.maps
             ]
@@ -101,11 +102,11 @@ class Gpu:
         return self._loaded[key]
 
 
-def _as_in_an_engine(work: Work) -> dict[str, Array]:
+def _as_in_an_engine(work: Work, launches: Sequence[Any]) -> dict[str, Array]:
     """The arrays; those of a step's tokens of which launches have maps with room for as many tokens
     as the limits allow, since a box may reach as far."""
     found = dict(work.arrays)
-    for launch in launches_of(work):
+    for launch in launches:
         for one in launch.maps:
             tokens = work.arguments[0].limits.max_num_tokens
             if one.sizes[-1] == tokens and one.parameter in found:
