@@ -13,16 +13,14 @@ __device__ inline float gelu_power(float x) {
   return -kLog2OfE * 1.5957691216057308f * (x + 0.044715f * x * x * x);
 }
 
+// The same of silu, x * sigmoid(x), and of its approximation of gelu, x * sigmoid(1.702 x).
+__device__ inline float silu_power(float x) { return -kLog2OfE * x; }
+__device__ inline float quick_gelu_power(float x) { return silu_power(1.702f * x); }
+
 // silu(x), or gelu(x) in its tanh form.
 template <bool kGeluTanh>
 __device__ inline float activated(float x) {
-  const float power = kGeluTanh ? gelu_power(x) : -kLog2OfE * x;
-  return __fdiv_rn(x, 1.f + exp2_approx(power));
-}
-
-// x * sigmoid(1.702 x).
-__device__ inline float quick_gelu(float x) {
-  return __fdiv_rn(x, 1.f + exp2_approx(-kLog2OfE * 1.702f * x));
+  return __fdiv_rn(x, 1.f + exp2_approx(kGeluTanh ? gelu_power(x) : silu_power(x)));
 }
 
 // What the sums of one column of a gated linear unit are multiplied by.

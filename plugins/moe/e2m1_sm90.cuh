@@ -169,10 +169,10 @@ struct Gate {
       gate = fminf(gate, limit);
       up = fmaxf(fminf(up, limit), -limit);
     }
-    const float active = is_quick_gelu  ? quick_gelu(gate)
-                         : is_gelu_tanh ? activated<true>(gate)
-                                        : activated<false>(gate);
-    return through_bf16(active) * (up + up_offset);
+    const float power = is_quick_gelu  ? quick_gelu_power(gate)
+                        : is_gelu_tanh ? gelu_power(gate)
+                                       : silu_power(gate);
+    return through_bf16(gate * reciprocal_approx(1.f + exp2_approx(power))) * (up + up_offset);
   }
 };
 
