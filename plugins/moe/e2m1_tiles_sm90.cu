@@ -20,34 +20,21 @@
 // GELU_TANH, QUICK_GELU (0 or 1, else silu), LIMIT (0: none), UP_OFFSET.
 #include "gpu/tensor_map.cuh"
 #include "gpu/turn.cuh"
-#include "moe/e2m1_sm90.cuh"
+#include "moe/e2m1_items_sm90.cuh"
 
 namespace {
 
 using namespace trtc;
 
-constexpr int kTeamThreads = 128, kConsumers = TEAMS * kTeamThreads, kProducers = 128;
-constexpr int kWarpRows = 16, kTileRows = TEAMS * 64;
-constexpr int kWarpColumns = GATED ? kWarpRows / 2 : kWarpRows;
-constexpr int kTileColumns = GATED ? kTileRows / 2 : kTileRows;
-constexpr int kTiles = (COLUMNS + kTileColumns - 1) / kTileColumns;
-constexpr int kMapRows = GATED ? 8 : 16;  // of the weight, from one to the next of the map's last dimension
-static_assert(COLUMNS % kMapRows == 0 && N == (GATED ? 2 : 1) * COLUMNS);
-
-constexpr int kGroups = K / kGroup;
-constexpr int kScaleStride = scale_stride(kGroups);
-constexpr int kChunks = (kGroups + kChunkGroups - 1) / kChunkGroups;
 constexpr int kLastGroups = kGroups - (kChunks - 1) * kChunkGroups;
-constexpr int kWarpBytes = kWarpRows * kChunkBytes, kTileBytes = kTileRows * kChunkBytes;
 constexpr int kRowBytes = 2 * kGroup;  // of the operand, a group's
 constexpr int kOperandBytes = kChunkGroups * kRowBytes * BLOCK_ROWS;
-constexpr int kLaneRows = (BLOCK_ROWS + 31) / 32;
 
 struct Shared {
   u8 weights[STAGES][kTileBytes];  // in panels
   u8 operand[STAGES][kOperandBytes];
   unsigned long long full[STAGES], empty[STAGES];
-  BlockList<BLOCK_ROWS, NUM_EXPERTS> blocks;
+  Blocks blocks;
   int costs[NUM_EXPERTS];  // of a tile of all of an expert's blocks, and those of the experts before
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
@@ -90,30 +77,22 @@ struct Share {
   }
 };
 
-struct Item {
-  int block, tile;
-  Block pairs;
-
-  __device__ inline Item(const Shared& shared, const int* counts, int number)
-      : block(number / kTiles), tile(number % kTiles), pairs(shared.blocks.find(counts, block)) {}
-};
-
 // Copies the chunks of all items; one warp.
 __device__ inline void produce(Shared& shared, const int* counts, const u8* operand, const TensorMap* map) {
   Turn<STAGES> turn;
   const Share share(shared, counts);
   for (int number = share.begin; number < share.end; ++number) {
-    const Item item(shared, counts, number);
+    const Item item(shared.blocks, counts, number);
     const int group_bytes = operand_rows(item.pairs.found) * kRowBytes;
     const u8* const rows = operand + static_cast<long long>(item.block) * kGroups * kRowBytes * BLOCK_ROWS;
-    const int first = (item.pairs.expert * N + item.tile * kTileColumns) / kMapRows;
     for (int chunk = 0; chunk < kChunks; ++chunk, turn.advance()) {
       wait_at(shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
       if (threadIdx.x % 32 == 0) {
         const int groups = chunk < kChunks - 1 ? kChunkGroups : kLastGroups;
         const unsigned full = shared_address(&shared.full[turn.stage]);
         arrive_and_expect(full, kTileBytes + groups * group_bytes);
-        copy_tile(shared_address(shared.weights[turn.stage]), map, full, chunk * kChunkBytes, 0, 0, first);
+        copy_tile(shared_address(shared.weights[turn.stage]), map, full, chunk * kChunkBytes, 0, 0,
+                  item.map_row());
         copy_bytes(shared_address(shared.operand[turn.stage]), rows + chunk * kChunkGroups * group_bytes,
                    groups * group_bytes, full);
       }
@@ -121,29 +100,6 @@ __device__ inline void produce(Shared& shared, const int* counts, const u8* oper
     }
   }
 }
-
-// The scales of a thread's two rows of the weight, a chunk at a time.
-struct RowScales {
-  const u8* rows[2];
-
-  __device__ inline RowScales(const u8* scale, const Item& item, int column) {
-    const int last = COLUMNS - 1;
-    const long long first = static_cast<long long>(item.pairs.expert) * N;
-    const int other = GATED ? min(column, last) + COLUMNS : min(column + 8, last);
-    rows[0] = scale + (first + min(column, last)) * kScaleStride;
-    rows[1] = scale + (first + other) * kScaleStride;
-  }
-
-  __device__ inline void load(uint2 (&scales)[2], int chunk) const {
-    const int at = chunk * kChunkGroups;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto* const words = reinterpret_cast<const unsigned*>(rows[i] + at);
-      scales[i].x = words[0];
-      scales[i].y = at + 4 < kScaleStride ? words[1] : 0;
-    }
-  }
-};
 
 // A thread's weights of a chunk: of two rows, eight channels of each group.
 struct Weights {
@@ -204,35 +160,18 @@ __device__ inline void add_chunk(float (&sums)[kRows / 2], const Weights& weight
   add_group(d[(kDeep - 1) % 2], kDeep - 1);
 }
 
-// Where an item's sums go.
-struct Output {
-  const float *x_scale, *bias;
-  const int* members;
-#if GATED
-  Bf16* out;
-#else
-  float* out;
-#endif
-  int column = 0, found = 0;
-  float offset[2] = {0.f, 0.f};
-  int pairs[kLaneRows] = {};  // of rows lane, lane + 32
-  float scales[kLaneRows] = {};
+struct Output : Destination {
+  const float* x_scale;
+  float scales[kLaneRows] = {};  // of the rows of `pairs`
+
+  __device__ inline Output(const Destination& destination, const float* x_scale)
+      : Destination(destination), x_scale(x_scale) {}
 
   // Long before the sums are there.
   __device__ inline void begin(const Item& item, int column_of_thread) {
-    column = column_of_thread;
-    found = item.pairs.found;
-#if HAS_BIAS
-    const float* const bias_at = bias + static_cast<long long>(item.pairs.expert) * N;
-    offset[0] = bias_at[min(column, N - 1)];
-    offset[1] = bias_at[min(column + (GATED ? COLUMNS : 8), N - 1)];
-#endif
+    Destination::begin(item, column_of_thread);
 #pragma unroll
-    for (int i = 0; i < kLaneRows; ++i) {
-      const int row = min(static_cast<int>(threadIdx.x) % 32 + 32 * i, found - 1);
-      pairs[i] = members[item.pairs.expert * CAPACITY + item.pairs.first + row];
-      scales[i] = x_scale[item.block * BLOCK_ROWS + row];
-    }
+    for (int i = 0; i < kLaneRows; ++i) scales[i] = x_scale[item.block * BLOCK_ROWS + lane_row(i)];
   }
 
   // All lanes of a warp.
@@ -324,11 +263,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + kProducers, 1) experts
     return;
   }
   take_registers<CONSUMER_REGISTERS>();
-  Output output{x_scale, bias, members, out};
+  Output output({bias, members, out}, x_scale);
   Turn<STAGES> turn;
   const Share share(shared, counts);
   for (int number = share.begin; number < share.end; ++number) {
-    const Item item(shared, counts, number);
+    const Item item(shared.blocks, counts, number);
     switch (operand_rows(item.pairs.found)) {
       case 16: consume<16>(shared, turn, item, scale, output); break;
       case 32: consume<32>(shared, turn, item, scale, output); break;

@@ -89,26 +89,7 @@ class TiledCut:
                 num_threads=self.teams * _TEAM_THREADS + _PRODUCERS,
                 shared_bytes=shared_bytes,
             ),
-            self._weight_map(site, product),
-        )
-
-    def _weight_map(self, site: Site, product: Product) -> TileMap:
-        """Of gate and up, eight rows of gate and the same of up; of down sixteen rows. A tile has
-        those of all warps."""
-        gated, depth, columns = sizes(site, product)
-        row, experts, warps = depth // 2, site.axes["L"], 4 * self.teams
-        if gated:
-            beside, step = columns * row, 8 * row
-            # What begins after the last gate would end after the last up.
-            count = (2 * experts - 1) * columns // 8
-        else:
-            beside, step = 8 * row, 16 * row
-            count = experts * columns // 16
-        return TileMap(
-            parameter=product,
-            sizes=(row, 8, 2, count),
-            strides=(row, beside, step),
-            box=(CHUNK_BYTES, 8, 2, warps),
+            tile_weight_map(site, product, self.teams),
         )
 
     def _stages(self, site: Site) -> int:
@@ -126,6 +107,26 @@ class TiledCut:
         operand = 2 * CHUNK_CHANNELS * _BLOCK_ROWS
         costs = 4 * site.axes["L"]
         return stages * (weights + operand + 2 * 8) + -(-(_list_bytes(site) + costs) // 8) * 8
+
+
+def tile_weight_map(site: Site, product: Product, teams: int) -> TileMap:
+    """Of gate and up, eight rows of gate and the same of up; of down sixteen rows. A tile has
+    those of all warps of the teams."""
+    gated, depth, columns = sizes(site, product)
+    row, experts, warps = depth // 2, site.axes["L"], 4 * teams
+    if gated:
+        beside, step = columns * row, 8 * row
+        # What begins after the last gate would end after the last up.
+        count = (2 * experts - 1) * columns // 8
+    else:
+        beside, step = 8 * row, 16 * row
+        count = experts * columns // 16
+    return TileMap(
+        parameter=product,
+        sizes=(row, 8, 2, count),
+        strides=(row, beside, step),
+        box=(CHUNK_BYTES, 8, 2, warps),
+    )
 
 
 def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
