@@ -145,8 +145,9 @@ __device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], con
   ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGISTERS_24 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define REGISTERS_32 REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGISTERS_64 REGISTERS_32 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+#define REGISTERS_48 REGISTERS_32 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define REGISTERS_64 REGISTERS_48 \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define REGISTERS_96 REGISTERS_64 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -159,6 +160,7 @@ __device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], con
 #define FLOATS_16(d, n) FLOATS_8(d, n), FLOATS_8(d, n + 8)
 #define FLOATS_24(d, n) FLOATS_16(d, n), FLOATS_8(d, n + 16)
 #define FLOATS_32(d, n) FLOATS_16(d, n), FLOATS_16(d, n + 16)
+#define FLOATS_48(d, n) FLOATS_32(d, n), FLOATS_16(d, n + 32)
 #define FLOATS_64(d, n) FLOATS_32(d, n), FLOATS_32(d, n + 32)
 #define FLOATS_96(d, n) FLOATS_64(d, n), FLOATS_32(d, n + 64)
 #define FLOATS_128(d, n) FLOATS_64(d, n), FLOATS_64(d, n + 64)
@@ -199,7 +201,9 @@ __device__ inline void multiply_registers_by_cores(float (&d)[kColumns / 2], con
 #define MULTIPLY(T, TYPE)                                                                        \
   MULTIPLY_ALL_SHARED(T, TYPE, "k16", ", 0, 0")                                                  \
   MULTIPLY_ALL_REGISTERS(multiply_registers, T, TYPE, "1")                                       \
-  MULTIPLY_ALL_REGISTERS(multiply_registers_by_rows, T, TYPE, "0")
+  MULTIPLY_ALL_REGISTERS(multiply_registers_by_rows, T, TYPE, "0")                               \
+  MULTIPLY_REGISTERS(multiply_registers_by_rows, T, TYPE, 96, 48, "{%48, %49, %50, %51}", "%52", "0") \
+  MULTIPLY_REGISTERS(multiply_registers_by_rows, T, TYPE, 192, 96, "{%96, %97, %98, %99}", "%100", "0")
 
 #define MULTIPLY_BY_CORES(COLUMNS, COUNT, A, B, ADD)                                             \
   template <>                                                                                    \

@@ -117,6 +117,12 @@ __device__ inline uint4 load_shared(unsigned shared) {
   return words;
 }
 
+__device__ inline uint2 load_shared_8(unsigned shared) {
+  uint2 words;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(shared) : "memory");
+  return words;
+}
+
 __device__ inline void store_shared(unsigned shared, uint2 words) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
                : "memory");
@@ -137,6 +143,14 @@ __device__ inline uint4 load_matrices(unsigned shared) {
                : "r"(shared)
                : "memory");
   return words;
+}
+
+// Of a matrix of eight rows of eight 2-byte elements, of which lane 4g + t has 2t and 2t + 1 of row g, those of
+// column g.
+__device__ inline unsigned transpose_matrix(unsigned word) {
+  unsigned transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+  return transposed;
 }
 
 // Closes a group of copies; an empty one is a group too.

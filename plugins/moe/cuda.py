@@ -12,8 +12,8 @@ bucket.
     combine   a program some columns of a row: its experts' results in the order of their ranks,
               a shared expert's and the residual
 
-Both products of E2M1 weights by some rows are those of e2m1_sm90.py and e2m1_tiles_sm90.py on
-sm_90; all else is Triton's.
+On sm_90 both products of E2M1 weights are those of e2m1_sm90.py, e2m1_tiles_sm90.py and
+e2m1_wide_sm90.py, by the rows of an expert; all else is Triton's.
 
 Blocks are numbered expert after expert; a program finds its own from the experts' counts. With few
 rows a block is one pair (`gather` is left out). Only experts that were chosen are read.
@@ -38,6 +38,7 @@ from trtc.plugins.gpu.triton_launch import (
 )
 from trtc.plugins.moe.e2m1_sm90 import Cut, Pairs
 from trtc.plugins.moe.e2m1_tiles_sm90 import TiledCut
+from trtc.plugins.moe.e2m1_wide_sm90 import WideCut
 from trtc.plugins.moe.triton import combine, down, gate_up, gather, round_rows, route
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
@@ -51,7 +52,8 @@ _DYNAMIC = "dynamic_"
 """Begins the names of roundings whose scales follow from what is rounded."""
 _E2M1 = 0
 """Key of the tiles of E2M1 weights, whose channels are not summed group by group."""
-_CUTS: tuple[tuple[int, Cut | TiledCut], ...] = ((4, Cut()), (128, TiledCut()))
+_Cut = Cut | TiledCut | WideCut
+_CUTS: tuple[tuple[int, _Cut], ...] = ((4, Cut()), (96, TiledCut()), (_ANY, WideCut()))
 """Pairs an expert on average at most -> how the kernels of sm_90 divide the products of E2M1
 weights, where they are the fastest: on an H200 with gpt-oss-20b's experts."""
 _GATHER_BLOCK = 1024
@@ -119,7 +121,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
     most = site.limits.max_num_tokens
     variants: list[Variant] = []
     tiles = _TILES[_E2M1 if weight == "f4e2m1" else _bits_of(weight)]
-    ways: tuple[tuple[int, Tile | Cut | TiledCut], ...] = (*_cuts(site), *tiles)
+    ways: tuple[tuple[int, Tile | _Cut], ...] = (*_cuts(site), *tiles)
     for rows, tile in ways:
         last = variants[-1].max_rows if variants else 0
         if last < min(rows, most):
@@ -127,7 +129,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _cuts(site: Site) -> tuple[tuple[int, Cut | TiledCut], ...]:
+def _cuts(site: Site) -> tuple[tuple[int, _Cut], ...]:
     """Those of _CUTS with the rows of a bucket at most, if all of them take the site."""
     experts, top_k = site.axes["L"], int(site.attributes["top_k"])
     by_rows = ((mean * experts // top_k, cut) for mean, cut in _CUTS)
@@ -140,7 +142,7 @@ def _bits_of(weight: str) -> int:
     return {"iq4": 4, "i6": 8}.get(weight) or DTYPES[weight].bits
 
 
-def variant_of(site: Site, rows: int, tile: Tile | Cut | TiledCut) -> Variant:
+def variant_of(site: Site, rows: int, tile: Tile | _Cut) -> Variant:
     """The launches for buckets of up to `rows` rows; a block is one pair up to PAIR_ROWS."""
     call = _Call(site, rows, tile)
     gathers = () if call.in_pairs else (call.gather(),)
@@ -166,7 +168,7 @@ class _Call:
 
     site: Site
     rows: int
-    tile: Tile | Cut | TiledCut
+    tile: Tile | _Cut
 
     @property
     def in_pairs(self) -> bool:

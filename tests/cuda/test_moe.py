@@ -91,9 +91,9 @@ def test_experts_of_other_ranks_add_nothing(case: Case) -> None:
     assert_close(some, run_lowered(some, variant=IN_BLOCKS))
 
 
-TILES = 2
-ON_SM90 = {IN_PAIRS: 3, 1: 6, TILES: 40}
-"""Rows by the variants of sm_90: pairs, blocks of 8, and tiles."""
+TILES, WIDE = 2, 3
+ON_SM90 = {IN_PAIRS: 3, 1: 6, TILES: 40, WIDE: 40}
+"""Rows by the variants of sm_90: pairs, blocks of 8, tiles, and tiles of many rows."""
 TWO_BLOCKS = "tests.support.moe_calls:lower_for_two_blocks"
 """So that a thread block has several blocks of pairs, and many tiles of each."""
 
@@ -111,9 +111,7 @@ def on_sm90(rows: int = ROWS, **changed: Any) -> KernelCall:
 )
 def test_e2m1_experts_of_few_rows_on_sm90(variant: int, change: dict[str, Any]) -> None:
     call = take_rows(on_sm90(**change), slice(5, 5 + ON_SM90[variant]))
-    assert ("experts_e2m1" if variant < TILES else "experts_e2m1_tiles") in entries_of(
-        call, variant
-    )
+    assert kernel_of(variant) in entries_of(call, variant)
     assert_close(call, run_lowered(call, variant=variant, stale=1, sm=90, lower=TWO_BLOCKS))
 
 
@@ -129,7 +127,8 @@ def test_a_row_of_e2m1_experts_does_not_depend_on_the_others(variant: int) -> No
 
 @pytest.mark.parametrize("variant", ON_SM90)
 def test_e2m1_experts_of_other_ranks_add_nothing_on_sm90(variant: int) -> None:
-    call = take_rows(with_experts(on_sm90(), range(1, 3)), slice(0, ON_SM90[variant] // 3))
+    call = take_rows(with_experts(on_sm90(), range(1, 5)), slice(0, ON_SM90[variant] // 3))
+    assert kernel_of(variant) in entries_of(call, variant)
     assert_close(call, run_lowered(call, variant=variant, sm=90, lower=TWO_BLOCKS))
 
 
@@ -143,6 +142,18 @@ def test_experts_of_e2m1_have_any_number_of_rows_on_sm90() -> None:
     call = replace(call, inputs={**call.inputs, "router_logits": logits})
     assert "experts_e2m1_tiles" in entries_of(call, TILES)
     assert_close(call, run_lowered(call, variant=TILES, stale=1, sm=90, lower=TWO_BLOCKS))
+
+
+def test_experts_of_e2m1_may_have_more_rows_than_a_block_on_sm90() -> None:
+    """A whole block and a part of one, in both sizes of a product, and experts without rows."""
+    case = Case("bf16", "f4e2m1", 320, 64, 32, layout="row_major", e8m0=True, top_k=1, **GPT_OSS)
+    call = moe_call(np.random.default_rng(92), case, 300)
+    logits = np.zeros((300, EXPERTS), np.float32)
+    logits[:200, 1] = 1
+    logits[200:, 4] = 1
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    assert kernel_of(WIDE) in entries_of(call, WIDE)
+    assert_close(call, run_lowered(call, variant=WIDE, stale=1, sm=90, lower=TWO_BLOCKS))
 
 
 def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
@@ -161,6 +172,10 @@ def test_other_experts_of_e2m1_are_multiplied_by_triton_on_sm90() -> None:
         case = Case("bf16", "f4e2m1", layout="row_major", **kwargs)
         call = moe_call(np.random.default_rng(0), case)
         assert not any(entries_of(call, variant) for variant in range(len(lowered(call))))
+
+
+def kernel_of(variant: int) -> str:
+    return {TILES: "experts_e2m1_tiles", WIDE: "experts_e2m1_wide"}.get(variant, "experts_e2m1")
 
 
 def lowered(call: KernelCall) -> tuple[Variant, ...]:

@@ -122,9 +122,12 @@ def test_experts_of_e2m1_in_units_compile(sm: int) -> None:
 
 @pytest.mark.parametrize("sm", SMS)
 def test_experts_of_e2m1_compile(sm: int) -> None:
+    """By Triton, but on sm_90."""
     variants = moe.lower(gpt_oss_site(sm))
-    wanted = together(variants if sm == 90 else variants[-1:])
-    for kernel in compiled(wanted, sm, PRODUCTS):
+    entries = (f"experts_e2m1{kind}" for kind in ("", "_tiles", "_wide")) if sm == 90 else PRODUCTS
+    kernels = list(compiled(together(variants if sm == 90 else variants[-1:]), sm, tuple(entries)))
+    assert len(kernels) == 2 * (len(variants) if sm == 90 else 1)
+    for kernel in kernels:
         assert b"mma" in kernel.ptx
 
 

@@ -42,6 +42,23 @@ uint4 load_matrices(unsigned from) {
   return {mine.words[0], mine.words[1], mine.words[2], mine.words[3]};
 }
 
+unsigned transpose_matrix(unsigned word) {
+  struct Lane {
+    unsigned word, transposed;
+  };
+  Lane mine{word, 0};
+  cuda_on_cpu::exchange_lanes(mine, [](Lane* const* lanes) {
+    const auto element = [&](int row, int column) {
+      return lanes[4 * row + column / 2]->word >> column % 2 * 16 & 0xffffu;
+    };
+    for (int lane = 0; lane < 32; ++lane) {
+      const int column = lane / 4, row = lane % 4 * 2;
+      lanes[lane]->transposed = element(row, column) | element(row + 1, column) << 16;
+    }
+  });
+  return mine.transposed;
+}
+
 void multiply_fragments(float* d, const unsigned* a, const unsigned* b, int bytes,
                         float (*element)(unsigned word, int which)) {
   struct Lane {

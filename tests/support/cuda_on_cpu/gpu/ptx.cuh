@@ -57,6 +57,11 @@ inline void stream_async(unsigned to, const void* from, int bytes, unsigned long
   copy_async_16(to, from, bytes);
 }
 
+inline uint2 load_shared_8(unsigned from) {
+  uint2 words;
+  std::memcpy(&words, shared_bytes + from, sizeof(words));
+  return words;
+}
 inline uint4 load_shared(unsigned from) {
   uint4 words;
   std::memcpy(&words, shared_bytes + from, 16);
@@ -67,6 +72,7 @@ inline void store_shared(unsigned to, uint2 words) { std::memcpy(shared_bytes + 
 inline void store_shared(unsigned to, uint4 words) { std::memcpy(shared_bytes + to, &words, 16); }
 
 uint4 load_matrices(unsigned from);
+unsigned transpose_matrix(unsigned word);
 void commit_copies();
 void finish_copies(int most_left);
 template <int kGroups>
