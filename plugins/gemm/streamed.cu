@@ -18,8 +18,8 @@
 // 128, 192, 256), ROW_GROUPS, TEAMS, SPLITS (as CLUSTER); STAGES, X_STAGES; CLUSTERS (which take every
 // so many-th tile; with several parts one tile each); RUN (segments that are summed by the tensor
 // cores before f32 sums take them, 0: all); OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32,
-// HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS, HAS_RESIDUAL, HAS_ROW_SCALE (0 or 1); ROW_SCALE_STRIDE;
-// SOFTCAP (0: none); COUNT (which of dims counts the rows); SHARED_BYTES; GATED (1: out is what gemm/streamed_gated.cuh says).
+// HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS, HAS_RESIDUAL, HAS_ROW_SCALE (0 or 1); SCALE_BYTES (of
+// all rows' scales, in whole 16); SOFTCAP (0: none); COUNT (which of dims counts the rows); SHARED_BYTES; GATED (1: out is what gemm/streamed_gated.cuh says).
 #include "gpu/cluster.cuh"
 #include "gpu/hopper.cuh"
 #include "gpu/ptx.cuh"
@@ -56,6 +56,9 @@ static_assert(STAGES > TEAMS && X_STAGES > TEAMS);  // a team still has its last
 struct Shared {
   alignas(1024) unsigned char weights[STAGES][kWeightBytes];
   unsigned char x[X_STAGES][kXBytes];
+#if HAS_ROW_SCALE
+  float row_scales[ROWS];  // with the first of x: a tile's end would wait for each of them
+#endif
   unsigned long long weights_full[STAGES], weights_empty[STAGES];
   unsigned long long x_full[X_STAGES], x_empty[X_STAGES];
 #if GATED
@@ -95,14 +98,20 @@ __device__ inline void copy_weights(Shared& shared, const Share& share, const Te
   }
 }
 
-__device__ inline void copy_x(Shared& shared, const Share& share, const TensorMap* map) {
+__device__ inline void copy_x(Shared& shared, const Share& share, const TensorMap* map,
+                              [[maybe_unused]] const float* row_scale) {
   Turn<X_STAGES> turn;
+  unsigned beside = SCALE_BYTES;
   for (int tile = share.first_tile; tile < kTiles; tile += CLUSTERS) {
 #pragma unroll 1
     for (int segment = share.begin; segment < share.end; ++segment, turn.advance()) {
       const unsigned full = shared_address(&shared.x_full[turn.stage]);
       wait_at(shared_address(&shared.x_empty[turn.stage]), turn.parity ^ 1);
-      arrive_and_expect(full, kXBytes);
+      arrive_and_expect(full, kXBytes + beside);
+#if HAS_ROW_SCALE
+      if (beside > 0) copy_bytes(shared_address(shared.row_scales), row_scale, beside, full);
+      beside = 0;
+#endif
       copy_tile(shared_address(shared.x[turn.stage]), map, full, segment * kSegmentBytes, 0);
     }
   }
@@ -262,7 +271,7 @@ struct Output {
   const float *weight_scale, *bias;
   float by_input;
   const void* residual;
-  const float* row_scale;
+  const float* row_scales;  // in shared memory
   void* out;
   int rows;
 
@@ -298,14 +307,6 @@ struct Output {
   __device__ inline void store(const float* sums, const float (&more)[kMore], int first,
                                const Columns& columns) const {
     if (columns.first >= N) return;
-    float by_row[HAS_ROW_SCALE ? kCount : 1];
-    if (HAS_ROW_SCALE) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (i % 4 >= 2 || row_of(first + i) >= rows) continue;
-        by_row[i] = row_scale[row_of(first + i) * ROW_SCALE_STRIDE];
-      }
-    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i % 4 >= 2 || row_of(first + i) >= rows) continue;
@@ -315,7 +316,7 @@ struct Output {
         total[j] = sums[i + 2 * j];
         if (HAS_WEIGHT_SCALE) total[j] *= columns.scale[j];
         if (HAS_INPUT_SCALE) total[j] *= by_input;
-        if (HAS_ROW_SCALE) total[j] *= by_row[HAS_ROW_SCALE ? i : 0];
+        if (HAS_ROW_SCALE) total[j] *= row_scales[row_of(first + i)];
         if (HAS_BIAS) total[j] += columns.offset[j];
         const float softcap = SOFTCAP;
         if (softcap != 0) total[j] = softcap * tanhf(total[j] / softcap);
@@ -364,6 +365,7 @@ __device__ inline void consume(Shared& shared, const Share& share, const Output&
       meet_blocks();
       exchange.collect(owned);
       output.store<kOwned>(owned, more, part * kOwned, columns);
+      break;  // the only tile: no address need be kept for another
     }
   }
 }
@@ -438,7 +440,7 @@ __launch_bounds__(kThreads, 1) streamed_linear(
     if (threadIdx.x == kConsumers + 32) {
       prefetch_map(x);
       wait_for_earlier_kernels();
-      copy_x(shared, share, x);
+      copy_x(shared, share, x, row_scale);
     }
     __syncwarp();
     if (kParts > 1) {
@@ -453,15 +455,20 @@ __launch_bounds__(kThreads, 1) streamed_linear(
     const float by_input = 1;
 #endif
     const int rows = dims[COUNT];
+#if HAS_ROW_SCALE
+    const float* const row_scales = shared.row_scales;
+#else
+    const float* const row_scales = nullptr;
+#endif
 #if GATED
 #if HAS_OUT_SCALE
     const float by_out = load_early(out_scale);
 #else
     const float by_out = 1;
 #endif
-    const Output output{weight_scale, Unit(by_input, by_out), row_scale, out, rows, shared.outboxes};
+    const Output output{weight_scale, Unit(by_input, by_out), row_scales, out, rows, shared.outboxes};
 #else
-    const Output output{weight_scale, bias, by_input, residual, row_scale, out, rows};
+    const Output output{weight_scale, bias, by_input, residual, row_scales, out, rows};
 #endif
     wait_for_earlier_kernels();
     consume(shared, share, output, split);

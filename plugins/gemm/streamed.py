@@ -16,6 +16,7 @@ from trtc.plugins.gpu.arch import SM_90
 from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site, TileMap
 from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import InvariantError
 
 _SEGMENT_BYTES = 128
 _CHUNK_BYTES = 16
@@ -48,11 +49,10 @@ class Cut:
         hands_on = self.rows > _HANDING_ON_ROWS and multiplying > GROUP_THREADS
         return multiplying + (GROUP_THREADS if hands_on else _COPY_THREADS)
 
-    @property
-    def shared_bytes(self) -> int:
-        """Both rings and two barriers a stage, in whole kilobytes."""
+    def shared_bytes(self, beside: int) -> int:
+        """Both rings, two barriers a stage and what lies beside them, in whole kilobytes."""
         rings = (self.stages * self.tile_rows + self.x_stages * self.rows) * _SEGMENT_BYTES
-        return -(-(rings + 16 * (self.stages + self.x_stages)) // 1024) * 1024
+        return -(-(rings + 16 * (self.stages + self.x_stages) + beside) // 1024) * 1024
 
     @property
     def weight_box(self) -> tuple[int, ...]:
@@ -165,12 +165,13 @@ def launch_of(
         inputs: its parameters before dims.
         weight: how the rows of the weight come to lie in a stage.
         macros: those that `cut` does not give.
-        beside: bytes of shared memory beside what `cut` says.
+        beside: bytes of shared memory beside the rings and the scales of rows.
     """
     clusters = cut.clusters(site.axes["N"])
     arguments = (*inputs, DIMS, "out")
     maps = (_x_map(site, cut), weight)
-    shared_bytes = cut.shared_bytes + beside
+    scales = DTYPES["f32"].num_bytes(cut.rows) if site.has("row_scale") else 0
+    shared_bytes = cut.shared_bytes(scales + beside)
     constants = {
         **macros,
         "ROWS": cut.rows,
@@ -182,6 +183,7 @@ def launch_of(
         "STAGES": cut.stages,
         "X_STAGES": cut.x_stages,
         "RUN": cut.run,
+        "SCALE_BYTES": _scale_bytes(site, cut),
         "SHARED_BYTES": shared_bytes,
     }
     parameters = (*arguments, *(one.parameter for one in maps))
@@ -203,14 +205,31 @@ def launch_of(
     )
 
 
+def _room(site: Site, cut: Cut) -> int:
+    """Rows of x that are copied."""
+    limits = site.limits
+    return min(cut.rows, limits.max_batch_size if site.rows == "rows" else limits.max_num_tokens)
+
+
+def _scale_bytes(site: Site, cut: Cut) -> int:
+    """Of the scales of these rows: whole chunks, as buffers have them.
+
+    Raises:
+        InvariantError: there are gaps between the scales.
+    """
+    if not site.has("row_scale"):
+        return 0
+    if site.strides["row_scale"] != 1:
+        raise InvariantError("scales of rows have gaps between them", field="row_scale")
+    return -(-DTYPES["f32"].num_bytes(_room(site, cut)) // _CHUNK_BYTES) * _CHUNK_BYTES
+
+
 def _x_map(site: Site, cut: Cut) -> TileMap:
     """Rows beyond those that there is room for are zeros."""
     x = DTYPES[site.dtypes["x"]]
-    limits = site.limits
-    room = limits.max_batch_size if site.rows == "rows" else limits.max_num_tokens
     return TileMap(
         parameter="x",
-        sizes=(x.num_bytes(site.axes["K"]), min(cut.rows, room)),
+        sizes=(x.num_bytes(site.axes["K"]), _room(site, cut)),
         strides=(x.num_bytes(site.strides["x"]),),
         box=(_SEGMENT_BYTES, cut.rows),
     )

@@ -52,11 +52,9 @@ struct Columns {
 
 template <int kRows>
 struct GatedOutput {
-  // Sums whose rows' scales a thread loads at once.
-  static constexpr int kAtOnce = kRows < 32 ? kRows / 2 : 16;
   const float* weight_scale;
   Unit unit;
-  const float* row_scale;
+  const float* row_scales;  // in shared memory
   void* out;
   int rows;
   Outbox<kRows>* outboxes;  // by group
@@ -82,16 +80,11 @@ struct GatedOutput {
     const int in_group = thread / 32 * 8 + lane / 4;
     Outbox<kRows>& outbox = outboxes[group];
     sync_threads(1 + group, 128);  // what was here before is in `out`
-    float by_row[kAtOnce / 2];
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      if (HAS_ROW_SCALE && i % kAtOnce == 0) {
-        __syncwarp();  // so that all loads do not come first, for which there are no registers
-        load_scales(by_row, first + i);
-      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float by = HAS_ROW_SCALE ? by_row[i % kAtOnce / 2 + j] : 1.f;
+        const float by = HAS_ROW_SCALE ? row_scales[2 * first + row_of(i, j)] : 1.f;
         auto* const row = reinterpret_cast<Result*>(outbox.rows[row_of(i, j)]);
         row[in_group] = round_to<Result>(
             Unit::of(sums[i + j] * by, sums[i + j + 2] * by, columns.by.gate, columns.by.both));
@@ -106,18 +99,6 @@ struct GatedOutput {
       if (row >= rows || column >= kOutColumns) continue;
       auto* const to = static_cast<Result*>(out) + static_cast<long long>(row) * OUT_STRIDE + column;
       *reinterpret_cast<uint4*>(to) = outbox.rows[stored][piece];
-    }
-  }
-
-  // Those of the rows that sums `first` ... are of. What lies beyond the rows is not read.
-  __device__ inline void load_scales(float (&by_row)[kAtOnce / 2], int first) const {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i += 4) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int row = row_of(first + i, j);
-        by_row[i / 2 + j] = row < rows ? row_scale[row * ROW_SCALE_STRIDE] : 0;
-      }
     }
   }
 };

@@ -72,9 +72,9 @@ def gated_launch(site: Site, cut: Cut) -> Launch:
 
 
 def _outbox_bytes(cut: Cut, element: int) -> int:
-    """Results of all groups of a block, each row padded by 16 bytes, in whole kilobytes."""
+    """Results of all groups of a block, each row padded by 16 bytes."""
     row = GROUP_ROWS // 2 * element + _PIECE_BYTES
-    return -(-cut.row_groups * cut.rows // cut.splits * row // 1024) * 1024
+    return cut.row_groups * cut.rows // cut.splits * row
 
 
 def _weight_map(site: Site, cut: Cut) -> TileMap:

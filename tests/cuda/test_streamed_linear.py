@@ -78,6 +78,7 @@ def run(case: Case, cut: Cut, call: KernelCall, *, lazy: bool = False) -> Array:
         (CAPPED, Cut(256, 1, stages=4, x_stages=2, splits=2, run=0)),
         (BY_ROW, Cut(128, 2, stages=2, x_stages=2, run=0)),
         (BY_ROW, Cut(32, 1, stages=3, x_stages=3, teams=2, splits=2)),
+        (BY_ROW, Cut(256, 2, stages=2, x_stages=2, splits=4, run=0)),
     ],
     ids=str,
 )
@@ -112,11 +113,17 @@ def sized(case: Case, columns: int, depth: int) -> Site:
     return replace(site, axes={"N": columns, "K": depth}, strides=known)
 
 
-@pytest.mark.parametrize("columns", [4096, 6144, 28672, 128256])
-@pytest.mark.parametrize("case", [ALL, BF16, CAPPED], ids=str)
-def test_every_cut_compiles(case: Case, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "columns", "depth"),
+    [
+        *((case, n, 4096) for case in (ALL, BF16, CAPPED) for n in (4096, 6144, 28672, 128256)),
+        (BY_ROW, 4096, 14336),
+    ],
+    ids=str,
+)
+def test_every_cut_compiles(case: Case, columns: int, depth: int) -> None:
     """Without local memory, which compile_cuda refuses."""
-    launches = streamed_launches(sized(case, columns, 4096))
+    launches = streamed_launches(sized(case, columns, depth))
     assert launches
     for launched in launches.values():
         kernel = compile_streamed(launched)
@@ -157,6 +164,7 @@ def test_variants_of_both_kernels_ascend_to_what_a_step_can_have() -> None:
     assert most(replace(found, limits=Limits(64, 1024, 40))) == [*few[:3], (40, streamed)]
     assert most(replace(found, limits=Limits(64, 1024, 12))) == [(8, skinny), (12, skinny)]
     assert most(sized(PLAIN, 4096, 14336)) == [few[0], *few[2:]]
+    assert most(sized(BY_ROW, 4096, 4096)) == few
     wide = [(8, skinny), *((rows, streamed) for rows in (16, 32, 64, 128, 256))]
     assert most(sized(PLAIN, 28672, 4096)) == wide
 

@@ -53,6 +53,9 @@ def run_streamed(
         poisoned((len(x) + 1, strides["out"]), out),
     )
     arrays = {**inputs, "x": stale, DIMS: np.array([len(x), 0, 0, 0], np.int32)}
+    scales = inputs.get("row_scale")
+    if scales is not None:
+        arrays["row_scale"] = stale_rows(scales, cut.rows, 1)
     given = [np.ascontiguousarray(arrays[name]) for name in launched.arguments if name != "out"]
     given.insert(launched.arguments.index("out"), result)
     launch_on_cpu(
