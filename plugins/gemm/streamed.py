@@ -20,6 +20,8 @@ from trtc.protos.errors import InvariantError
 
 _SEGMENT_BYTES = 128
 _CHUNK_BYTES = 16
+_DEEP_BYTES = 8192
+"""Of a row of the weight, from which on _ROW_SCALE_CUTS are taken."""
 _COPY_THREADS = 64
 """Of two warps; with more than 128 rows all four of a group, which then hand on registers."""
 _HANDING_ON_ROWS = 128
@@ -122,6 +124,16 @@ then cuBLASLt) and streamed.cu:
 But 4096 -> 6144 in bf16 at 128 rows is cuBLASLt's: a step of the 8B shape took 9.10 ms with it and
 9.18 with a cut that was faster alone.
 """
+_ROW_SCALE_CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
+    ("f8e4m3", "narrow"): (
+        Cut(192, 1, stages=8, x_stages=5, splits=2, run=0),
+        Cut(256, 1, stages=8, x_stages=4, splits=2, run=0),
+    ),
+}
+"""More of them where each row of x has a scale, and long rows: cuBLASLt has one tactic for vectors of
+scales, tiles of 128 x 128 without splits of K. 14336 -> 4096 with 256 rows takes 28 us in a step by
+these, 40 by cuBLASLt; 4096 -> 4096 and 4096 -> 6144 took as long by such cuts as by cuBLASLt (H200).
+"""
 
 
 def streamed_launches(site: Site) -> dict[int, Launch]:
@@ -130,7 +142,9 @@ def streamed_launches(site: Site) -> dict[int, Launch]:
 
 
 def _cuts(site: Site) -> tuple[Cut, ...]:
-    return cuts_of(site, _CUTS, INTERLEAVED)
+    is_deep = DTYPES[site.dtypes["weight"]].num_bytes(site.axes["K"]) >= _DEEP_BYTES
+    more = _ROW_SCALE_CUTS if site.has("row_scale") and is_deep else {}
+    return cuts_of(site, _CUTS, INTERLEAVED) + cuts_of(site, more, INTERLEAVED)
 
 
 def cuts_of(

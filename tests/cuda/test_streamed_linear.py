@@ -165,6 +165,8 @@ def test_variants_of_both_kernels_ascend_to_what_a_step_can_have() -> None:
     assert most(replace(found, limits=Limits(64, 1024, 12))) == [(8, skinny), (12, skinny)]
     assert most(sized(PLAIN, 4096, 14336)) == [few[0], *few[2:]]
     assert most(sized(BY_ROW, 4096, 4096)) == few
+    deep = [few[0], *few[2:], (192, streamed), (256, streamed)]
+    assert most(sized(BY_ROW, 4096, 14336)) == deep
     wide = [(8, skinny), *((rows, streamed) for rows in (16, 32, 64, 128, 256))]
     assert most(sized(PLAIN, 28672, 4096)) == wide
 
