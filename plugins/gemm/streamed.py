@@ -130,9 +130,9 @@ _ROW_SCALE_CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
         Cut(256, 1, stages=8, x_stages=4, splits=2, run=0),
     ),
 }
-"""More of them where each row of x has a scale, and long rows: cuBLASLt has one tactic for vectors of
-scales, tiles of 128 x 128 without splits of K. 14336 -> 4096 with 256 rows takes 28 us in a step by
-these, 40 by cuBLASLt; 4096 -> 4096 and 4096 -> 6144 took as long by such cuts as by cuBLASLt (H200).
+"""More of them where each row of x has a scale, and long rows: cuBLASLt has one tactic for vectors
+of scales, tiles of 128 x 128 without splits of K. 14336 -> 4096 with 256 rows takes 28 us in a step
+by these, 40 by cuBLASLt; 4096 -> 4096 and 4096 -> 6144 took as long by such cuts as by it (H200).
 """
 
 

@@ -53,6 +53,7 @@ from tests.support.sampling_oracle import (
 )
 from tests.support.state_calls import LONG
 from tests.support.triton_kernels import Work, launches_of, needs_triton
+from trtc.plugins.gemm.cuda import lower_gemm
 from trtc.plugins.gemm.mixed_input import lower_mixed_input
 from trtc.plugins.gpu.lowering import DIMS, Launch, Site
 from trtc.plugins.gpu.sources import KernelSource
@@ -289,6 +290,28 @@ def test_narrow_linears_of_few_rows(gpu: Gpu, rng: np.random.Generator, case: Li
         for rows in {variants[at].max_rows, max(1, variants[at].max_rows - 1)}:
             some = take_rows(call, slice(0, rows))
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
+
+
+def test_linears_with_scales_of_rows(gpu: Gpu, rng: np.random.Generator) -> None:
+    """Long rows, by every kernel but cuBLASLt: as many as it takes, and one less. Of long sums of
+    E4M3 products, which kernels for more than 64 rows leave to them, the tensor cores keep some 14
+    bits."""
+    case = Linear("f8e4m3", "f8e4m3", 4096, 8192, scales=1, residual=True, layout="row_major")
+    call = linear_call(rng, case, 256)
+    aligned = {name: np.ascontiguousarray(call.inputs[name]) for name in ("x", "residual")}
+    call = replace(call, inputs={**call.inputs, **aligned})
+    expected = call.reference()["out"].astype(np.float32)
+    variants = lower_gemm(site_of(call, "tokens", gpu.sm))
+    kernels = [at for at, one in enumerate(variants) if isinstance(one.work[0], Launch)]
+    most = [variants[at].max_rows for at in kernels]
+    assert most == [8, 32, 64, 128, 192, 256]
+    for at, rows in zip(kernels, most, strict=True):
+        for count in (rows, rows - 1):
+            some = take_rows(call, slice(0, count))
+            found = run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at)["out"]
+            errors = found.astype(np.float32) - expected[:count]
+            within = 1 / 256 if rows > 64 else 1 / 1024
+            assert np.sqrt(np.mean(errors**2)) < within * expected.std(), (rows, count)
 
 
 def variant_for(call: KernelCall, rows: int, gpu: Gpu) -> int:

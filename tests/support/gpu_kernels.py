@@ -104,8 +104,14 @@ class Gpu:
 
 def _as_in_an_engine(work: Work, launches: Sequence[Any]) -> dict[str, Array]:
     """The arrays; those of a step's tokens of which launches have maps with room for as many tokens
-    as the limits allow, since a box may reach as far."""
+    as the limits allow, since a box may reach as far, and scales of rows for all rows that a launch
+    is for, which are copied at once."""
     found = dict(work.arrays)
+    if "row_scale" in found:
+        scales = found["row_scale"]
+        tokens = max(len(scales), work.arguments[0].limits.max_num_tokens)
+        poison = np.full((tokens - len(scales), *scales.shape[1:]), np.nan, scales.dtype)
+        found["row_scale"] = np.concatenate((scales, poison))
     for launch in launches:
         for one in launch.maps:
             tokens = work.arguments[0].limits.max_num_tokens
