@@ -66,7 +66,7 @@ from trtc.protos.manifest import (
 )
 from trtc.protos.progress import Progress, Step
 from trtc.protos.staging import Staging
-from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.evaluation import heldout_set
 from trtc.quant.keep import parse_keep
@@ -397,6 +397,8 @@ def _calibrate(job: _Job, work: Staging) -> CalibrationFacts | None:
     """Quantise into a checkpoint of its own, unless there is nothing to quantise."""
     if not job.source.needs_calibration:
         return None
+    from trtc.quant.calibrate import quantize_checkpoint
+
     return quantize_checkpoint(
         job.source.checkpoint.path,
         job.source.recipe or job.source.scheme,

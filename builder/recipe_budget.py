@@ -9,7 +9,6 @@ from trtc.builder.report_frontier import FrontierPoint
 from trtc.protos.errors import AccuracyError
 from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.checkpoint_search import recipe_search
 from trtc.quant.recipe import FormatRecipe
 from trtc.quant.recipe_path import PathPoint, recipe_path
 
@@ -71,6 +70,8 @@ def find_recipes(
     Raises:
         AccuracyError: no recipe is as small as the budget.
     """
+    from trtc.quant.checkpoint_search import recipe_search
+
     with recipe_search(model_dir, calibration, heldout, progress, tables, journal) as search:
         if budget.is_size:
             point = within_size(search, budget, bytes_of, progress)

@@ -37,7 +37,7 @@ from trtc.protos.manifest import (
 )
 from trtc.protos.record import Record, record_json
 from trtc.protos.units import count, size, split_size
-from trtc.quant.calibrate import CalibrationFacts
+from trtc.quant.calibration_facts import CalibrationFacts
 
 _VERDICTS = (
     (0.01, "hardly distinguishable from the original"),

@@ -2,15 +2,15 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import KvDType
-from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration import CalibrationJob, Calibrator
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.calibration_inputs import calibration_set, journals_below, opened
 from trtc.quant.calibration_mixture import Mixture, read_calibration
 from trtc.quant.calibration_text import (
@@ -40,26 +40,6 @@ _COPIED_FILES = (
     "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
 )
-
-
-@dataclass(frozen=True)
-class CalibrationFacts:
-    """Inputs and results of a calibration, for the checkpoint's record."""
-
-    source: str
-    """Name of the text's file, `default`, or `model` when the model wrote it itself."""
-    sha256: str
-    tokens: int
-    layers: tuple[LayerError, ...]
-    """On held-out text, in the order of the model."""
-    starved_experts: tuple[str, ...] = ()
-    """Experts that calibration text hardly reached, calibrated on all tokens of their layer."""
-    device: str = "CPU"
-    """What computed: `CPU`, or the GPU's name. Their rounding differs."""
-    kept: tuple[str, ...] = ()
-    """Linears that were left unquantised because `keep` names them, or one that must be alike."""
-    formats: Mapping[str, str] = field(default_factory=dict)
-    """The recipe's, by site; empty: there was none."""
 
 
 def quantize_checkpoint(

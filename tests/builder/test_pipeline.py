@@ -373,6 +373,25 @@ def test_a_checkpoint_without_a_tokenizer_builds(checkpoint: Path, tmp_path: Pat
     assert any("token ids only" in note for note in result.report.notes)
 
 
+_WITHOUT_PYTORCH = """
+import sys
+from pathlib import Path
+from trtc.builder.dry_run import dry_run
+from trtc.builder.pipeline import build
+from trtc.builder.request import BuildRequest
+request = BuildRequest(sys.argv[1], Path(sys.argv[2]), dtype="fp32", max_seq_len=64)
+assert dry_run(request).weights == build(request).manifest.ledger.weights
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_build_that_neither_calibrates_nor_measures_does_not_wait_for_pytorch(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", _WITHOUT_PYTORCH, str(checkpoint), str(tmp_path / "engine")]
+    subprocess.run(command, check=True)
+
+
 def test_a_cut_context_is_said_before_the_work(checkpoint: Path, tmp_path: Path) -> None:
     model = shutil.copytree(checkpoint, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())

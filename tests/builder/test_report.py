@@ -43,7 +43,7 @@ from trtc.protos.manifest import (
     SchemeFacts,
     TargetFacts,
 )
-from trtc.quant.calibrate import CalibrationFacts
+from trtc.quant.calibration_facts import CalibrationFacts
 
 LINEARS = (
     "self_attn.q_proj",

@@ -18,7 +18,8 @@ from tests.support.models import (
 from tests.support.quantized import canonical, dequantized, headers, taken_apart
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.protos.errors import CalibrationError, CheckpointError, UnsupportedError
-from trtc.quant.calibrate import CalibrationFacts, _copy_files, quantize_checkpoint
+from trtc.quant.calibrate import _copy_files, quantize_checkpoint
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.plain_names import plain_name
 from trtc.quant.prequantized import read_quantization

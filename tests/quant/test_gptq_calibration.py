@@ -22,8 +22,9 @@ from tests.quant.test_calibrate import (
 from tests.support.quantized import canonical, dequantized, headers, taken_apart
 from tests.support.recipes import in_turn
 from trtc.protos.errors import CalibrationError, UnsupportedError
-from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibrate import quantize_checkpoint
 from trtc.quant.calibration import CalibrationJob
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.gptq_layers import round_layers
 from trtc.quant.layer_source import LayeredModel, WholeModel
 from trtc.quant.plain_names import plain_name

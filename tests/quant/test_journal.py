@@ -20,7 +20,8 @@ from trtc.protos.kv import KvDType
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.protos.staging import Staging, staging
-from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import InputStatistics, round_weights
 from trtc.quant.journal import Journal, SavedLayer, key_of_inputs, open_journals

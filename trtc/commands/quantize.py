@@ -16,7 +16,7 @@ from trtc.commands.phases import phases
 from trtc.commands.values import one_of
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.outputs import new_directory, refuse_occupied
-from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibration_facts import CalibrationFacts
 from trtc.quant.keep import parse_keep
 from trtc.quant.recipe import FormatRecipe, read_recipe
 from trtc.quant.record import CHECKPOINT, write_record
@@ -80,6 +80,7 @@ def command(
     """
     from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
     from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
+    from trtc.quant.calibrate import quantize_checkpoint
 
     scheme = _scheme(dtype, recipe, keep)
     name = MIXED if isinstance(scheme, FormatRecipe) else scheme.name
