@@ -1,6 +1,8 @@
 """Invariants of every module, checked before the first pass and after each."""
 
 from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
 
 import onnx
 
@@ -97,18 +99,29 @@ def _check_fused(node: onnx.NodeProto, types: dict[str, TensorType]) -> None:
     given = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
     inputs = {name: types.get(tensor) if tensor else None for name, tensor in given.items()}
     try:
-        definition.complete_attributes(attributes)
         if all(types.get(tensor) for tensor in given.values() if tensor):
-            inferred = definition.infer_outputs(inputs, attributes)
+            inferred = _inferred(node.op_type, (*inputs.items(),), (*attributes.items(),))
             _check_outputs(node, definition, inferred, types)
+        else:
+            definition.complete_attributes(attributes)
     except ValueError as error:
         raise InvariantError(str(error), field=node.name) from error
+
+
+@lru_cache(maxsize=4096)
+def _inferred(
+    operator: str,
+    inputs: tuple[tuple[str, TensorType | None], ...],
+    attributes: tuple[tuple[str, int | float | str], ...],
+) -> Mapping[str, TensorType]:
+    """The outputs of a call. Layers have the same, and most passes leave most calls as they are."""
+    return REGISTRY[operator].infer_outputs(dict(inputs), dict(attributes))
 
 
 def _check_outputs(
     node: onnx.NodeProto,
     definition: FusedOp,
-    inferred: dict[str, TensorType],
+    inferred: Mapping[str, TensorType],
     types: dict[str, TensorType],
 ) -> None:
     """Stated output types must be the inferred ones (an extent's name may differ)."""
