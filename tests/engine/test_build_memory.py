@@ -12,14 +12,20 @@ from tests.support.big import write_big_checkpoint
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
     "hidden_act": "silu",
     "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
+    "intermediate_size": 512,
+    "num_experts": 16,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
     "vocab_size": 8192,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
@@ -27,6 +33,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
+"""Most weights are of experts, of which a token takes one: they are many for what they compute."""
 _BUILD = """
 import sys
 from pathlib import Path
@@ -67,5 +74,5 @@ def test_a_bf16_build_takes_little_more_than_its_weights(tmp_path: Path) -> None
     made = next(int(line.split()[0]) for line in said.splitlines() if MADE in line)
     measured = int(said.splitlines()[-1].split()[0])
     # Tensor by tensor: nowhere near all of them at once.
-    assert made < 0.5 * weights + 0.8e9, f"{made / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
-    assert measured < 1.3 * weights + 1e9, f"{measured / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
+    assert made < 0.5 * weights + 0.2e9, f"{made / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
+    assert measured < 1.3 * weights + 0.7e9, f"{measured / 1e9:.2f} GB for {weights / 1e9:.2f} GB"

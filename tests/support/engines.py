@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tests.support.evaluate import LIMITS, PAGE_SIZE
-from tests.support.models import architecture_of, tiny_config
+from tests.support.models import architecture_of, tiny_config, transformers_choices
 from tests.support.steps import Run, Stepper
 from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
 from trtc.builder.evaluator import Evaluator
@@ -99,6 +99,21 @@ def engine_stepper(
 ) -> Stepper:
     """The same driver as the evaluator's, over an engine and its own pool."""
     return Stepper(engine_run(executor), executor.kv, num_pages, scramble, executor.limits)
+
+
+def greedy_answers(
+    checkpoint: Path, engine: Path, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> list[list[int]]:
+    """The greedy continuation of each prompt: the engine's, one prompt after another, of which
+    Transformers chooses every token too."""
+    executor = open_executor(engine)
+    try:
+        found = [engine_stepper(executor).greedy(prompt, num_tokens) for prompt in prompts]
+    finally:
+        executor.close()
+    for prompt, tokens in zip(prompts, found, strict=True):
+        assert tokens == transformers_choices(checkpoint, prompt, tokens)
+    return found
 
 
 def engine_run(executor: Executor) -> Run:

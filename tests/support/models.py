@@ -835,24 +835,3 @@ def transformers_choices(path: Path, ids: Sequence[int], tokens: Sequence[int]) 
             logits = model(torch.tensor([whole[:end]])).logits[0]
             found += logits[len(ids) - 1 + len(found) :].argmax(-1).tolist()
     return found
-
-
-def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
-    """The `n` most likely tokens after `ids`, one by one, not stopping at an end token.
-
-    Where longrope changes its factors the cache is dropped, as Phi3's `generate` does.
-    """
-    model = _oracle(path)
-    switch = getattr(model.config, "original_max_position_embeddings", None)
-    tokens = torch.tensor([list(ids)])
-    cache = None
-    found: list[int] = []
-    with torch.no_grad():
-        for _ in range(n):
-            step = model(tokens, past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
-            found.append(int(step.logits[0, -1].argmax()))
-            tokens = torch.tensor([[found[-1]]])
-            if switch is not None and len(ids) + len(found) == switch + 1:
-                cache, tokens = None, torch.tensor([[*ids, *found]])
-    return found
