@@ -17,6 +17,7 @@ FAMILIES = (
     "llama",
     "llama_biased",
     "llama4",
+    "mistral",
     "qwen2",
     "gemma2",
     "gemma3",
@@ -50,10 +51,9 @@ FAMILIES = (
     "nemotron_h",
     "nemotron_h_moe",
 )
-"""The variants whose kernels differ. llama3 and yarn differ in the rope table only, Granite in
-constants, GLM, Helium and ERNIE in the order of weights. Kernels of Mistral and Mixtral are among
-those of Ministral 3, Qwen2 and Qwen3's experts; of Phi-3 those of its longrope, of Qwen3 those of
-its experts, of Qwen3.5's experts those of Qwen3-Next."""
+"""The variants whose kernels differ: llama3 and yarn differ in the rope table only, Granite in
+constants, GLM, Helium and ERNIE in the order of weights. Each kernel of Phi-3 is one of its
+longrope, of Qwen3 and Mixtral of Qwen2 and Qwen3's experts, of Qwen3.5's experts of Qwen3-Next."""
 TOLERANCE = 1e-4
 PROMPT = 53
 CHUNKS = (1, 7, PAGE_SIZE, 23, 64)

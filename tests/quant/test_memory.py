@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from tests.support.models import tiny_config
 
-WIDE = {"num_hidden_layers": 20, "hidden_size": 256, "intermediate_size": 8192, "head_dim": 128}
+WIDE = {"hidden_size": 256, "intermediate_size": 4096, "head_dim": 64}
+"""Of each layer, so that what a step works in counts for neither model."""
 
 PEAK = """
 import sys
@@ -54,10 +55,10 @@ def calibrate(scheme, source, output):
     list(reference_logits(source, ids))
 
 scheme = sys.argv[1]
-small, large, output = map(Path, sys.argv[2:])
-calibrate(scheme, small, output / "of-small")
+few, many, output = map(Path, sys.argv[2:])
+calibrate(scheme, few, output / "of-few")
 before = peak()
-calibrate(scheme, large, output / "of-large")
+calibrate(scheme, many, output / "of-many")
 print(peak() - before)
 """
 
@@ -80,17 +81,20 @@ def checkpoint(path: Path, **overrides: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A small one, and one of 20 layers."""
+    """One of 2 layers, and one of 20."""
     directory = tmp_path_factory.mktemp("checkpoints")
-    small = checkpoint(directory / "small", hidden_size=128)
-    return small, checkpoint(directory / "large", **WIDE)
+    few, many = (
+        checkpoint(directory / f"{layers}-layers", num_hidden_layers=layers, **WIDE)
+        for layers in (2, 20)
+    )
+    return few, many
 
 
 @pytest.mark.parametrize("scheme", ["int4", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_a_few_layers_are_in_memory_at_once(
     scheme: str, checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Mapped files count, too."""
+    """20 are calibrated with hardly more than 2. Mapped files count, too."""
     command = [sys.executable, "-c", PEAK, scheme, *map(str, checkpoints), str(tmp_path)]
     # Tensors that were freed go back to the system, whichever thread had them and however large
     # those before were: what malloc keeps of them took 60 to 130 MB more.
@@ -99,5 +103,5 @@ def test_a_few_layers_are_in_memory_at_once(
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     taken = int(ran.stdout)
     stored = (checkpoints[1] / "model.safetensors").stat().st_size
-    assert stored > 250 << 20
+    assert stored > 125 << 20
     assert taken < stored / 2, (taken, stored)

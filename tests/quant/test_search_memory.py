@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.quant.test_memory import checkpoint
 
-DEEP = {"num_hidden_layers": 20, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+"""Of each layer, so that what a step works in counts for neither model."""
 
 PEAK = """
 import sys
@@ -48,24 +49,26 @@ def search(source, directory):
 gptq_layers.round_weights = nearest
 recipe_search.SEARCHED = rounded_sites.SEARCHED = ("iq4_g16", "int8", "bf16")
 torch.set_num_threads(1)
-small, large, output = map(Path, sys.argv[1:])
-search(small, output / "of-small")
+few, many, output = map(Path, sys.argv[1:])
+search(few, output / "of-few")
 before = peak()
-search(large, output / "of-large")
+search(many, output / "of-many")
 print(peak() - before)
 """
 
 
 def test_a_few_layers_are_in_memory_at_once(tmp_path: Path) -> None:
-    """Mapped files count, too."""
-    large = checkpoint(tmp_path / "large", **DEEP)
-    small = checkpoint(tmp_path / "small", hidden_size=128)
-    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path)]
+    """A search of 12 takes hardly more than one of 2. Mapped files count, too."""
+    few, many = (
+        checkpoint(tmp_path / f"{layers}-layers", num_hidden_layers=layers, **WIDE)
+        for layers in (2, 12)
+    )
+    command = [sys.executable, "-c", PEAK, str(few), str(many), str(tmp_path)]
     # As in tests/quant/test_memory.py.
     malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     environment = {**os.environ, **malloc}
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     taken = int(ran.stdout)
-    stored = (large / "model.safetensors").stat().st_size
-    assert stored > 80 << 20
-    assert taken < 0.75 * stored, (taken, stored)
+    stored = (many / "model.safetensors").stat().st_size
+    assert stored > 50 << 20
+    assert taken < 0.5 * stored, (taken, stored)
