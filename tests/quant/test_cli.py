@@ -149,7 +149,7 @@ def tiny_engine(tiny: Path) -> Path:
 
 
 def test_eval_against_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> None:
-    text = text_of(tmp_path / "text.txt", 40)
+    text = text_of(tmp_path / "text.txt", 16)
     status, out, err = trtc("eval", engine, "--text", text, "--reference", MODEL, "--json")
     assert status == 0, err
     found = json.loads(out)
@@ -160,7 +160,7 @@ def test_eval_against_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> No
 
 
 def test_eval_without_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> None:
-    text = text_of(tmp_path / "text.txt", 40)
+    text = text_of(tmp_path / "text.txt", 16)
     status, out, _ = trtc("eval", engine, "--text", text, "--json", "--max-tokens", "256")
     found = json.loads(out)
     assert status == 0
@@ -217,7 +217,7 @@ def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compare(trtc: Run, engine: Path, wide_engine: Path, tmp_path: Path) -> None:
     """Beside fp32 an engine is where `trtc eval` says that it is beside the checkpoint."""
-    text, page = text_of(tmp_path / "text.txt", 40), tmp_path / "page.html"
+    text, page = text_of(tmp_path / "text.txt", 16), tmp_path / "page.html"
     arguments = ("compare", wide_engine, engine, "--text", text)
     status, out, err = trtc(*arguments, "--json", "--page", page)
     assert status == 0, err

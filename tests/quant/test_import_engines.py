@@ -428,12 +428,10 @@ def assert_built_as_dequantised(name: str, quantized: Path, plain: Path, tmp_pat
     ("name", "linears"),
     [
         ("fp8_blocks", r".*_proj(_with_mqa)?"),
-        ("fp8_blocks_e8m0", r".*_proj(_with_mqa)?"),
         ("int8_hadamard", r".*_proj(_with_mqa)?"),
         ("gptq_act_order", r".*_proj(_with_mqa)?"),
         ("packed_in_groups", EXPERTS),
         ("mxfp4", EXPERTS),
-        ("mxfp4", r".*_proj(_with_mqa)?"),
         ("nvfp4", r".*_proj(_with_mqa)?"),
         ("nvfp4_modelopt", EXPERTS),
     ],
