@@ -1,10 +1,13 @@
 """The kernels of latent attention: against their references, and bit for bit in other batches."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.kernels import (
+    KernelCall,
     KernelLibrary,
     assert_close,
     assert_writes_agree,
@@ -91,15 +94,20 @@ def test_the_absorbed_form_is_torchs_attention_to_expanded_keys_and_values() -> 
     )
 
 
+@cache
+def mixed_batch(name: str) -> KernelCall:
+    shape = SHAPES[name]
+    rng = np.random.default_rng(3)
+    tails = [(random_history(rng, shape, context), new, context) for new, context in MIXED[-4:]]
+    return attention_call(rng, shape, tails)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("name", SHAPES)
 def test_attention_of_mixed_batches_agrees_with_the_reference(
     library: KernelLibrary, name: str, num_threads: int
 ) -> None:
-    shape = SHAPES[name]
-    rng = np.random.default_rng(3)
-    tails = [(random_history(rng, shape, context), new, context) for new, context in MIXED[-4:]]
-    call = attention_call(rng, shape, tails)
+    call = mixed_batch(name)
     assert_close(call, library.run(call, num_threads))
 
 

@@ -79,8 +79,13 @@ class KernelCall:
             dtypes={name: t.dtype for name, t in (self.types | self.output_types).items()},
         )
 
-    def reference(self) -> dict[str, Array]:
-        """What the operator's reference gives for the present outputs."""
+    def reference(self) -> Mapping[str, Array]:
+        """What the operator's reference gives for the present outputs; computed once, whichever
+        kernels are compared with it."""
+        return self._answers
+
+    @functools.cached_property
+    def _answers(self) -> Mapping[str, Array]:
         inputs = {parameter.name: self.inputs.get(parameter.name) for parameter in self.op.inputs}
         answers = self.op.reference(**inputs, **self.op.complete_attributes(self.attributes))
         named = zip((parameter.name for parameter in self.op.outputs), answers, strict=True)
