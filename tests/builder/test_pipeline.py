@@ -113,7 +113,7 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[BuildResult, list[str
     """Calibrated on the text that ships with trtc; and what its build said."""
     messages: list[str] = []
     output = tmp_path_factory.mktemp("fp8") / "engine"
-    request = request_of(MODEL, output, dtype="fp8", max_kl=0.5, max_seq_len=256, eval_tokens=1024)
+    request = request_of(MODEL, output, dtype="fp8", max_kl=0.5, max_seq_len=256, eval_tokens=512)
     result = build(request, probe=Probe(1), progress=messages.append, target=TARGET)
     return result, messages
 
@@ -173,7 +173,7 @@ def test_keeping_the_noisiest_linear_lowers_the_divergence(
     assert before.accuracy is not None and before.accuracy.kl is not None
     worst = min(before.accuracy.layers, key=lambda error: error.sqnr_db).layer
     kept, keep = tmp_path / "kept", (f"{worst}=bf16",)
-    request = request_of(MODEL, kept, dtype="fp8", keep=keep, max_seq_len=256, eval_tokens=1024)
+    request = request_of(MODEL, kept, dtype="fp8", keep=keep, max_seq_len=256, eval_tokens=512)
     after = build(request, probe=Probe(1), target=TARGET).manifest
     assert worst in after.scheme.kept
     assert after.accuracy is not None and after.accuracy.kl is not None
@@ -232,7 +232,7 @@ def mixed(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
             recipe=write_recipe(directory / "by-hand.json", BY_HAND),
             calib=calib,
             max_seq_len=256,
-            eval_tokens=1024,
+            eval_tokens=512,
             max_kl=0.5,
         ),
         probe=Probe(1),
@@ -500,7 +500,7 @@ def measured_by_twin(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     output = tmp_path_factory.mktemp("twin") / "engine"
     request = request_of(MODEL, output, dtype="bf16", max_kl=0.5)
     return build(
-        dataclasses.replace(request, max_seq_len=256, eval_tokens=1024),
+        dataclasses.replace(request, max_seq_len=256, eval_tokens=512),
         probe=Probe(1),
         target=Elsewhere(("generic",), optimization="-O0"),
     )
