@@ -54,7 +54,7 @@ TOLERANCE = 1e-4
 CHUNKS = (7, PAGE_SIZE, 23, 64)
 """Below, at and across page borders; the last takes the prompt whole."""
 PROMPT = 53
-DECODED = 36
+DECODED = 64
 assert PROMPT > 2 * WINDOW and PROMPT % PAGE_SIZE
 
 
