@@ -138,6 +138,7 @@ class EchoExecutor:
         """State in each page of a state group."""
         self._state_positions = np.full(self.options.num_pages, _UNWRITTEN, np.int64)
         """Position of the last token of each state."""
+        self._vocabulary = mix(np.arange(self.options.vocab_size, dtype=np.uint64))
         self._chance = np.random.default_rng(0) if self.options.accepts_at_random else None
         self.num_steps = 0
         self.closed = False
@@ -339,8 +340,7 @@ class EchoExecutor:
         return np.where(found, self._tokens[slots], self.vocab_size + _POISON)
 
     def _logits_of(self, states: UInt64s) -> Float32s:
-        vocabulary = np.arange(self.vocab_size, dtype=np.uint64)
-        mixed = mix(states[:, None] ^ mix(vocabulary)[None, :])
+        mixed = mix(states[:, None] ^ self._vocabulary)
         logits = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(_SPREAD / 2**24)
         logits[:, list(self.options.never)] = -1000.0
         return logits

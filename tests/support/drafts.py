@@ -20,16 +20,20 @@ class Guesser:
     def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
         if sequence.index == 0:  # a fork's others are placed with the next step
             assert history.tolist() == sequence.token_ids
-        request = sequence.request
-        if request.request_id not in self._known:
-            self._known[request.request_id] = solo_outputs(request, self._options)
-        output = self._known[request.request_id][sequence.index]
+        output = self.answer(sequence)
         drafts = output[sequence.num_output : sequence.num_output + self._rng.randint(0, most)]
         right = self._rng.randint(0, 2 * len(drafts))
         return [
             token if at < right else (token + 1) % self._options.vocab_size
             for at, token in enumerate(drafts)
         ]
+
+    def answer(self, sequence: Sequence) -> list[int]:
+        """All that a sequence will draw."""
+        request = sequence.request
+        if request.request_id not in self._known:
+            self._known[request.request_id] = solo_outputs(request, self._options)
+        return self._known[request.request_id][sequence.index]
 
 
 class Replaying:
