@@ -272,13 +272,20 @@ def test_too_many_threads_are_refused(engine: Path) -> None:
 
 
 _FEW_THREADS = """
-import resource, sys
-from tests.support.engines import open_executor
-from trtc.protos.errors import EnvironmentFault
+import os, resource, sys
 from pathlib import Path
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+from trtc.protos.errors import EnvironmentFault
+from trtc.protos.manifest import read_manifest
+from trtc.runtime.executors.cpu_opening import prepare_cpu
+from trtc.runtime.executors.opening import OpenRequest
+engine = Path(sys.argv[1])
+opening = prepare_cpu(OpenRequest(engine, read_manifest(engine), 1, dummy_weights=False))
+request = opening.request._replace(num_threads=1024)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * os.sysconf("SC_PAGE_SIZE") + (2 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    open_executor(Path(sys.argv[1]), num_threads=1024)
+    opening._replace(request=request).open(64)
 except EnvironmentFault as error:
     print("refused:", error)
 """
@@ -286,10 +293,7 @@ except EnvironmentFault as error:
 
 def test_threads_that_the_system_refuses_end_no_process(engine: Path) -> None:
     """Each thread's stack is address space, so a limit on that is met half way to 1024."""
-    import psutil
-
-    here = psutil.Process().memory_info().vms
-    command = [sys.executable, "-c", _FEW_THREADS, str(engine), str(here + (2 << 30))]
+    command = [sys.executable, "-c", _FEW_THREADS, str(engine)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout.startswith("refused:"), result
 
