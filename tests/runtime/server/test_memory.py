@@ -16,8 +16,8 @@ from trtc.runtime.client import AsyncClient
 
 WARM_UP, ROUNDS = 3, 4
 PER_ROUND = 300
-TOLERANCE = 12 << 20
-"""Half of what 1,200 things that are kept would be at 20 KB each."""
+TOLERANCE = 6 << 20
+"""1,200 streams that are kept are 8.9 MB."""
 
 
 async def growth(server: ServerProcess, give_up: Callable[[str], Awaitable[None]]) -> int:
@@ -65,7 +65,8 @@ def _stall(address: str) -> None:
 
 @asynchronous
 async def test_cancelled_requests_leave_nothing_behind() -> None:
-    with echo_process("--step-s", "0.001") as server:
+    # Steps are so slow that a request has few tokens when it is cancelled.
+    with echo_process("--step-s", "0.02") as server:
         assert await growth(server, cancel) < TOLERANCE
 
 
