@@ -218,7 +218,7 @@ def test_nothing_is_lost_when_the_server_is_told_to_end(num_signals: int, path: 
                 except ServeError as error:
                     told[name] = type(error).__name__
 
-            long = [asyncio.create_task(ask(f"long {one}", 400)) for one in range(30)]
+            long = [asyncio.create_task(ask(f"long {one}", 80)) for one in range(30)]
             await asyncio.gather(*(ask(f"short {one}", 3) for one in range(70)))
             for _ in range(num_signals):
                 send_signal(signal.SIGTERM)
@@ -226,7 +226,7 @@ def test_nothing_is_lost_when_the_server_is_told_to_end(num_signals: int, path: 
             await asyncio.gather(*long)
         return told
 
-    with echo_process("--step-s", "0.002", "--audit-log", str(path)) as server:
+    with echo_process("--step-s", "0.01", "--audit-log", str(path)) as server:
         told = asyncio.run(storm(server.address, server.process.send_signal))
         assert server.process.wait(timeout=30) == 0
     found = lines(path)
