@@ -22,8 +22,9 @@ def build_wheel(home: Path, environment: Mapping[str, str] | None = None) -> Pat
     source = home / "source"
     shutil.copytree(ROOT, source, symlinks=True, ignore=_NOT_SOURCE)
     command: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    here = "--no-build-isolation"  # by this environment's setuptools: none is installed for it
     done = subprocess.run(
-        [*command, "-w", home, source],
+        [*command, here, "-w", home, source],
         cwd=home,
         env=environment,
         capture_output=True,
