@@ -107,11 +107,12 @@ async def test_a_write_that_takes_too_long_ends_the_stream(monkeypatch: pytest.M
 
 
 @asynchronous
-async def test_ten_thousand_requests_each_get_exactly_one_end() -> None:
+async def test_thousands_of_requests_each_get_exactly_one_end() -> None:
     engine = EchoEngine(EchoOptions(num_pages=1024, max_batch_size=256, max_num_tokens=1024))
     config = replace(
         CONFIG, engine=EngineConfig(max_queue=500), limits=ServiceLimits(max_streams=20_000)
     )
+    num_requests = 2_500
     async with echo_server(engine, config=config) as server:
         async with AsyncExitStack() as stack:
             clients = [
@@ -131,8 +132,10 @@ async def test_ten_thousand_requests_each_get_exactly_one_end() -> None:
                 return "answered"
 
             wanted = [greedy([number], 1) for number in range(512)]
-            ends = Counter(await asyncio.gather(*(complete(number) for number in range(10_000))))
-        assert sum(ends.values()) == 10_000
+            ends = Counter(
+                await asyncio.gather(*(complete(number) for number in range(num_requests)))
+            )
+        assert sum(ends.values()) == num_requests
         assert ends["answered"] >= 500
         await server.idle()
         assert server.handle().loop.stats().requests_finished == ends["answered"]
