@@ -57,8 +57,8 @@ def random_request(rng: random.Random) -> Asked:
     return asked
 
 
-REQUESTS = [random_request(random.Random(seed)) for seed in range(60)]
-PROMPTS = [[7] * 40 if seed % 2 else [5, 6, seed] for seed in range(60)]
+REQUESTS = [random_request(random.Random(seed)) for seed in range(40)]
+PROMPTS = [[7] * 40 if seed % 2 else [5, 6, seed] for seed in range(40)]
 """Half of them share their pages."""
 
 

@@ -40,7 +40,7 @@ def engine() -> Iterator[LocalEngine]:
 
 def test_every_output_is_a_document_of_its_schema(engine: LocalEngine) -> None:
     """`python -m tests.support.schemas 10000` checks more."""
-    num_whole, num_cut = check_outputs(engine, range(150))
+    num_whole, num_cut = check_outputs(engine, range(75))
     assert num_whole > 9 * num_cut
 
 

@@ -246,7 +246,7 @@ _TURNS = st.one_of(
     tools=st.sampled_from(([], [WEATHER], [CLOCK, WEATHER])),
     thinks=st.none() | st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_conversation_renders_as_by_transformers(
     name: str,
     system: str | None,
