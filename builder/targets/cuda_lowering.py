@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 import msgspec
@@ -15,7 +16,8 @@ from trtc.builder.memory import align
 from trtc.builder.targets.cuda_step import Numbered, grid_axes, plan_sampling, step_block
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel
-from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.builder.targets.gpu.triton import compile_kernels_in
+from trtc.builder.targets.gpu.triton_process import TritonProcess
 from trtc.plugins.attention import split_kv
 from trtc.plugins.gpu.lowering import (
     DIMS,
@@ -162,6 +164,10 @@ def _rows(call: Call) -> Literal["tokens", "rows"]:
 _Work = Numbered | Gemm | Collective
 
 
+_COMPILERS = 2
+"""At a time."""
+
+
 class _KernelTable:
     """Every specialisation once, in order of first use."""
 
@@ -179,14 +185,25 @@ class _KernelTable:
 
     def write(self, engine: Path, progress: Progress) -> tuple[KernelCode, ...]:
         """Compile and store; compilers run in processes of their own, two at a time."""
+
+        def compile_next(source: Source) -> CompiledKernel:
+            triton = idle.get()
+            try:
+                return compile_source(source, self._sm, triton)
+            finally:
+                idle.put(triton)
+
         (engine / KERNELS_DIR).mkdir()
         total = len(self._sources)
         codes = []
         with ExitStack() as stack:
-            pool = ThreadPoolExecutor(2)
+            idle: SimpleQueue[TritonProcess] = SimpleQueue()
+            for _ in range(_COMPILERS):
+                idle.put(stack.enter_context(TritonProcess()))
+            pool = ThreadPoolExecutor(_COMPILERS)
             # An error or a signal waits for the kernels under way, not for all.
             stack.callback(pool.shutdown, cancel_futures=True)
-            compiled = pool.map(lambda source: compile_source(source, self._sm), self._sources)
+            compiled = pool.map(compile_next, self._sources)
             for number, kernel in enumerate(compiled):
                 progress(Step("compiling kernels", number + 1, total, "kernels"))
                 file = f"{KERNELS_DIR}/{number:03}-{kernel.entry}.cubin"
@@ -202,10 +219,11 @@ class _KernelTable:
         return tuple(codes)
 
 
-def compile_source(source: Source, sm: int) -> CompiledKernel:
-    return (
-        compile_cuda(source, sm) if isinstance(source, CudaSource) else compile_kernel(source, sm)
-    )
+def compile_source(source: Source, sm: int, triton: TritonProcess) -> CompiledKernel:
+    if isinstance(source, CudaSource):
+        return compile_cuda(source, sm)
+    (kernel,) = compile_kernels_in(triton, (source,), sm)
+    return kernel
 
 
 def source_key(source: Source) -> str:

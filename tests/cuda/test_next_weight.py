@@ -117,7 +117,7 @@ def linear(name: str, x: str, out: str) -> Call:
 
 
 def test_it_is_that_of_the_very_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_compiled(source: Any, sm: int) -> CompiledKernel:
+    def not_compiled(source: Any, sm: int, triton: Any) -> CompiledKernel:
         return CompiledKernel("kernel", source.parameters, 32, 0, sm, "", "", b"", b"")
 
     monkeypatch.setattr(cuda_lowering, "compile_source", not_compiled)

@@ -159,16 +159,15 @@ def _lower(
 def stand_in_for_compiler() -> dict[str, Any]:
     """Let this process write keys of sources in place of cubins; fills what it returns with the
     sources by their keys."""
+    from tests.support import compiled
     from trtc.builder.targets import cuda_lowering
-    from trtc.builder.targets.gpu.ptx import CompiledKernel
 
     sources: dict[str, Any] = {}
 
-    def stand_in(source: Any, sm: int) -> CompiledKernel:
-        key = cuda_lowering.source_key(source)
-        sources[key] = source
-        name = source.function.fn.__name__ if hasattr(source, "function") else source.entry
-        return CompiledKernel(name, source.parameters, 32, 0, sm, "", "", b"", key.encode())
+    def stand_in(source: Any, sm: int, triton: Any) -> Any:
+        kernel = compiled.stand_in(source, sm)
+        sources[kernel.cubin.decode()] = source
+        return kernel
 
     cuda_lowering.compile_source = stand_in
     return sources

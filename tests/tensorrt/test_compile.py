@@ -2,13 +2,15 @@
 
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.ptx import CompiledKernel, assemble, strip_hidden_parameters
-from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels
+from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels, compile_kernels_in
+from trtc.builder.targets.gpu.triton_process import TritonProcess
 from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES, parse_sm
 from trtc.protos.errors import InvariantError, UnsupportedError
 
@@ -21,30 +23,31 @@ from trtc.plugins.attention_split import tensorrt_kernel as attention_split  # n
 from trtc.plugins.kv_write import tensorrt_kernel as kv_write  # noqa: E402
 from trtc.plugins.paged_attention import tensorrt_kernel as paged_attention  # noqa: E402
 
-CASES = [
-    *[("bf16", head_dim, PREFILL) for head_dim in (64, 80, 96, 128, 256)],
-    ("bf16", 128, DECODE),
-    ("f8e4m3", 128, DECODE),
-    ("f8e4m3", 256, PREFILL),
-]
-SPLIT_CASES = [("bf16", 128, DECODE), ("f8e4m3", 128, DECODE), ("f8e4m3", 256, PREFILL)]
 _PLAIN = ("bf16", 128, PREFILL)
-_IN_BLOCKS_OF_128 = (80, 96)
+_SMALL_HEADS, _LARGE_HEADS = ("bf16", 64, PREFILL), ("bf16", 256, PREFILL)
+_DECODE = ("bf16", 128, DECODE)
+_E4M3_DECODE, _E4M3_LARGE_HEADS = ("f8e4m3", 128, DECODE), ("f8e4m3", 256, PREFILL)
+_IN_BLOCKS_OF_128 = [("bf16", head_dim, PREFILL) for head_dim in (80, 96)]
 """As heads of 128 are: the kernels mask what they load."""
 
-
-def cases_of(sm: int) -> list[tuple[str, int, int]]:
-    """Those whose code no other SM shows: sm_86 has that of sm_80, and sm_89 that of E4M3 beside it
-    (`test_sms_of_one_generation_have_the_same_code`)."""
-    if sm in (86, 89):
-        return [_PLAIN, *(case for case in CASES if case[0] == "f8e4m3" and ARCHS[sm].has_e4m3)]
-    if sm in (100, 120):
-        return [case for case in CASES if case[1] not in _IN_BLOCKS_OF_128]
-    return CASES
-
-
-def split_cases_of(sm: int) -> list[tuple[str, int, int]]:
-    return SPLIT_CASES[:1] if sm == 86 else SPLIT_CASES
+CASES: dict[int, list[tuple[str, int, int]]] = {
+    80: [_PLAIN, _SMALL_HEADS, _LARGE_HEADS, _DECODE, *_IN_BLOCKS_OF_128, _E4M3_DECODE],
+    86: [_PLAIN],
+    89: [_PLAIN, _E4M3_DECODE, _E4M3_LARGE_HEADS],
+    90: [_PLAIN, _SMALL_HEADS, _LARGE_HEADS, _DECODE, _E4M3_DECODE, _E4M3_LARGE_HEADS],
+    100: [_PLAIN, _LARGE_HEADS, _E4M3_DECODE],
+    120: [_PLAIN, _SMALL_HEADS, _DECODE, _E4M3_LARGE_HEADS],
+}
+"""By SM. sm_86 has the code of sm_80, and sm_89 that of E4M3 beside it
+(`test_sms_of_one_generation_have_the_same_code`); sm_100 and sm_120 divide the others' cases."""
+SPLIT_CASES = {
+    80: [_DECODE, _LARGE_HEADS],
+    86: [_DECODE],
+    89: [_DECODE, _E4M3_DECODE],
+    90: [_DECODE, _E4M3_DECODE, _E4M3_LARGE_HEADS],
+    100: [_E4M3_DECODE],
+    120: [_E4M3_LARGE_HEADS],
+}
 
 
 ATTENTION = {
@@ -63,8 +66,7 @@ def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
     return paged_attention.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
 
 
-def split_source(sm: int, pool: str, head_dim: int, tactic: int) -> Any:
-    pool = pool if ARCHS[sm].has_e4m3 else "bf16"
+def split_source(pool: str, head_dim: int, tactic: int) -> Any:
     attributes = {**ATTENTION, "head_dim": head_dim, "splits": TENSORRT.max_splits}
     return attention_split.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
 
@@ -86,10 +88,10 @@ def write_source(sm: int) -> Any:
 @functools.cache
 def compiled(sm: int) -> dict[tuple[Any, ...], CompiledKernel]:
     """Every kernel for an SM by its operator and case, compiled in one process."""
-    pools = [case for case in cases_of(sm) if ARCHS[sm].has_e4m3 or case[0] != "f8e4m3"]
+    pools = [case for case in CASES[sm] if ARCHS[sm].has_e4m3 or case[0] != "f8e4m3"]
     sources: dict[tuple[Any, ...], Any] = {
         **{("paged_attention", *case): attention_source(*case) for case in pools},
-        **{("attention_split", *case): split_source(sm, *case) for case in split_cases_of(sm)},
+        **{("attention_split", *case): split_source(*case) for case in SPLIT_CASES[sm]},
         **{("attention_combine", tactic): combine_source(tactic) for tactic in (DECODE, PREFILL)},
         ("kv_write",): write_source(sm),
     }
@@ -97,7 +99,7 @@ def compiled(sm: int) -> dict[tuple[Any, ...], CompiledKernel]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "head_dim", "tactic", "sm"), [(*case, sm) for sm in ARCHS for case in cases_of(sm)]
+    ("pool", "head_dim", "tactic", "sm"), [(*case, sm) for sm in ARCHS for case in CASES[sm]]
 )
 def test_paged_attention_compiles(pool: str, head_dim: int, tactic: int, sm: int) -> None:
     if not ARCHS[sm].has_e4m3 and pool == "f8e4m3":
@@ -114,7 +116,7 @@ def test_paged_attention_compiles(pool: str, head_dim: int, tactic: int, sm: int
 
 @pytest.mark.parametrize(
     ("pool", "head_dim", "tactic", "sm"),
-    [(*case, sm) for sm in ARCHS for case in split_cases_of(sm)],
+    [(*case, sm) for sm in ARCHS for case in SPLIT_CASES[sm]],
 )
 def test_attention_split_compiles(pool: str, head_dim: int, tactic: int, sm: int) -> None:
     kernel = compiled(sm)["attention_split", pool, head_dim, tactic]
@@ -125,7 +127,7 @@ def test_attention_split_compiles(pool: str, head_dim: int, tactic: int, sm: int
 
 @pytest.mark.parametrize("sm", [86, 89])
 def test_sms_of_one_generation_have_the_same_code(sm: int) -> None:
-    for key in (("paged_attention", *_PLAIN), ("attention_split", *SPLIT_CASES[0])):
+    for key in (("paged_attention", *_PLAIN), ("attention_split", *_DECODE)):
         like, found = compiled(80)[key].ptx.decode(), compiled(sm)[key].ptx.decode()
         assert found == like.replace(".target sm_80", f".target sm_{sm}")
 
@@ -157,11 +159,27 @@ def test_the_same_source_gives_the_same_bytes_and_no_paths() -> None:
 
 
 def test_the_order_of_sms_does_not_show() -> None:
-    """Triton keeps conversions of the first SM of a process: each kernel gets a process."""
+    """Triton keeps conversions of the first SM of a process: each compilation gets a fork."""
     source = attention_source("f8e4m3", 64, DECODE)
-    first = compile_kernel(source, 89)
-    compile_kernel(source, 90)
-    assert compile_kernel(source, 89).ptx == first.ptx
+    with TritonProcess() as triton:
+        compile_kernels_in(triton, (source,), 90)
+        (after,) = compile_kernels_in(triton, (source,), 89)
+    assert after == compile_kernel(source, 89)
+
+
+def test_a_process_goes_on_after_a_kernel_that_triton_refuses() -> None:
+    source = kv_write.kernel({"k": "bf16", "pool": "bf16"}, {"num_kv_heads": 2, "head_dim": 32}, 16)
+    with TritonProcess() as triton:
+        for warps in (3, 5):
+            with pytest.raises(InvariantError, match=r"kv_write: Triton refuses.*power of 2"):
+                compile_kernels_in(triton, (replace(source, num_warps=warps),), 90)
+        (kernel,) = compile_kernels_in(triton, (source,), 90)
+        assert triton._process is not None
+        triton._process.kill()
+        triton._process.wait()
+        with pytest.raises(InvariantError, match="no reason given"):
+            compile_kernels_in(triton, (source,), 90)
+    assert kernel.cubin.startswith(b"\x7fELF")
 
 
 def test_a_kernel_that_reads_a_hidden_parameter_is_refused() -> None:

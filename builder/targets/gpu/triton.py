@@ -5,9 +5,6 @@ and the two are struck from the PTX before it is assembled: what is left takes e
 parameters, which is what TensorRT and `cuLaunchKernel` pass.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +15,7 @@ from trtc.builder.targets.gpu.ptx import (
     ptx_directive,
     strip_hidden_parameters,
 )
+from trtc.builder.targets.gpu.triton_process import TritonProcess
 from trtc.plugins.gpu.sources import KernelSource
 from trtc.protos.errors import EnvironmentFault, InvariantError
 
@@ -64,22 +62,33 @@ def check_triton(extra: str) -> None:
 
 
 def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
-    """Cross-compile one specialisation, in a process of its own.
-
-    Raises:
-        UnsupportedError: E4M3 on an SM without it.
-        InvariantError: the kernel wants scratch, or more shared memory than its source allows.
-    """
+    """Cross-compile one specialisation. Raises as `compile_kernels_in` does."""
     (kernel,) = compile_kernels((source,), sm)
     return kernel
 
 
 def compile_kernels(sources: Sequence[KernelSource], sm: int) -> tuple[CompiledKernel, ...]:
-    """Several, one after the other in one process: that of Triton takes longer to start than a
-    kernel to compile. Raises as `compile_kernel` does."""
+    """Several, one after the other. Raises as `compile_kernels_in` does."""
+    with TritonProcess() as triton:
+        return compile_kernels_in(triton, sources, sm)
+
+
+def compile_kernels_in(
+    triton: TritonProcess, sources: Sequence[KernelSource], sm: int
+) -> tuple[CompiledKernel, ...]:
+    """Cross-compile several specialisations in a process that goes on.
+
+    Raises:
+        UnsupportedError: E4M3 on an SM without it.
+        InvariantError: Triton refuses a kernel, or a kernel wants scratch, or more shared memory
+            than its source allows.
+    """
     for source in sources:
         check_types(source.parameters, sm)
-    answers = _triton(sources, sm) if sources else []
+    if not sources:
+        return ()
+    names = ", ".join(source.function.fn.__name__ for source in sources)
+    answers = triton.ask([_request(source, sm) for source in sources], names)
     return tuple(_checked(*one, sm) for one in zip(sources, answers, strict=True))
 
 
@@ -103,28 +112,6 @@ def _checked(source: KernelSource, compiled: Mapping[str, Any], sm: int) -> Comp
         ptx=ptx.encode(),
         cubin=assemble(ptx, sm),
     )
-
-
-def _triton(sources: Sequence[KernelSource], sm: int) -> list[dict[str, Any]]:
-    """What triton_worker.py answers.
-
-    A process compiles for one SM: Triton chooses some conversions by the first that it compiles
-    for. After sm_90 its code for sm_89 would not assemble, and the order of builds would show in
-    their bytes.
-    """
-    result = subprocess.run(
-        [sys.executable, "-m", "trtc.builder.targets.gpu.triton_worker"],
-        input=json.dumps([_request(source, sm) for source in sources]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode != 0:
-        reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
-        names = ", ".join(source.function.fn.__name__ for source in sources)
-        raise InvariantError(f"Triton refuses the kernel: {reason}", field=names)
-    answers: list[dict[str, Any]] = json.loads(result.stdout)
-    return answers
 
 
 def _request(source: KernelSource, sm: int) -> dict[str, Any]:

@@ -1,7 +1,14 @@
-"""Compile Triton kernels for one SM (see triton.py): JSON requests on stdin, answers on stdout."""
+"""Compile Triton kernels (see triton.py): a line of JSON requests on stdin, a line of answers on
+stdout, an empty list if Triton refuses one of them, which stderr says why.
+
+The requests of a line are for one SM: Triton chooses some conversions by the first that it compiles
+for. After sm_90 its code for sm_89 would not assemble, and the order of builds would show in their
+bytes. So this process compiles nothing itself: each line has a fork of it.
+"""
 
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -62,5 +69,31 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def answer_in_fork(line: str) -> str:
+    """The answers to a line of requests, as JSON."""
+    answers, written = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(answers)
+        compiled = [compile_request(request) for request in json.loads(line)]
+        with os.fdopen(written, "w") as pipe:
+            json.dump(compiled, pipe)
+        os._exit(0)
+    os.close(written)
+    with os.fdopen(answers) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return "[]" if status else text
+
+
+def main() -> None:
+    import triton.backends.compiler
+    import triton.compiler  # noqa: F401 (what every fork needs)
+
+    for line in sys.stdin:
+        sys.stdout.write(answer_in_fork(line) + "\n")
+        sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    json.dump([compile_request(request) for request in json.load(sys.stdin)], sys.stdout)
+    main()
