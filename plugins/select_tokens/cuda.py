@@ -22,7 +22,9 @@ _PROGRAMS = 2
 _MAX_BYTES = 1 << 29
 """Of their scratch buffer."""
 _BLOCK = 2048
-"""Scores that are compared at once."""
+"""The most scores that are compared at once."""
+_LEAST_BLOCK = 128
+"""A number for each thread."""
 
 
 @triton.jit
@@ -177,6 +179,7 @@ def lower(site: Site) -> tuple[Variant, ...]:
 
 def _launch(site: Site, function: triton.JITFunction, grid: Grid) -> Launch:
     heads, width = int(site.attributes["num_heads"]), site.axes["width"]
+    max_context = int(site.attributes["max_context"])
     pad = max(16, power_of_two(width))
     # What shared memory holds of queries and keys.
     most = 16 if site.dtypes["q"] == "f32" or pad > 256 else 64
@@ -185,7 +188,7 @@ def _launch(site: Site, function: triton.JITFunction, grid: Grid) -> Launch:
         "WIDTH": width,
         "WIDTH_PAD": pad,
         "TOP_K": site.axes["top_k"],
-        "MAX_CONTEXT": int(site.attributes["max_context"]),
+        "MAX_CONTEXT": max_context,
         "PAGE_SIZE": site.page_size,
         "TABLE_WIDTH": site.table_width,
         "Q_STRIDE": site.strides["q"],
@@ -195,7 +198,7 @@ def _launch(site: Site, function: triton.JITFunction, grid: Grid) -> Launch:
         "HEADS": min(most, max(16, power_of_two(heads))),
         "BLOCK_N": most,
         "SPLIT_KEYS": _SPLIT_KEYS,
-        "BLOCK": _BLOCK,
+        "BLOCK": min(_BLOCK, max(_LEAST_BLOCK, power_of_two(max_context))),
     }
     return scratch_launch(
         site,

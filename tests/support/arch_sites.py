@@ -427,8 +427,8 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             | {"weights": "f32"}
             | _bf16("q", "pool"),
             num_heads=HEADS,
-            top_k=256,
-            max_context=LIMITS.max_seq_len,
+            top_k=128,
+            max_context=512,
         ),
     ),
     "short_conv": (
