@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, make_call
+from tests.support.compiled import compile_sources
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel, find_entry
-from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels
+from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch, Site
 from trtc.plugins.gpu.sources import CudaSource, KernelSource
@@ -56,7 +57,9 @@ IN_CUDA = [
     *[(name, 90) for name in CASES],
     *[(name, 89) for name, case in CASES.items() if case.get("pool") == "f8e4m3"],
     # sm_89 has the shared memory of sm_86, and no other instructions but those of E4M3.
-    *[(name, sm) for name in ON_EVERY_SM for sm in ARCHS if sm not in (89, 90)],
+    # As those of sm_100, and those of sm_86: `test_sms_of_the_same_shared_memory...`.
+    *[(name, sm) for name in ON_EVERY_SM for sm in (80, 120)],
+    *[("llama-3", sm) for sm in (86, 100)],
 ]
 IN_TRITON = [
     ("gemma-2", 86),
@@ -78,6 +81,11 @@ IN_TRITON = [
 def make_site(sm: int, batch: int = 256, **case: Any) -> Site:
     limits = Limits(max_batch_size=batch, max_seq_len=8192, max_num_tokens=8192)
     return replace(make_call([Sequence(1, 1)], **case).site(sm), limits=limits)
+
+
+def compiled_once(launch: Launch, sm: int) -> CompiledKernel:
+    (kernel,) = compile_sources([launch.kernel], sm)
+    return kernel
 
 
 def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
@@ -105,13 +113,25 @@ def test_cuda_kernels_compile(name: str, sm: int) -> None:
     )
     for launch in kernels:
         assert isinstance(launch.kernel, CudaSource)
-        ptx = check(launch, compile_cuda(launch.kernel, sm), sm)
+        ptx = check(launch, compiled_once(launch, sm), sm)
         if launch.kernel.entry == "attention_split":
             assert "cp.async.cg.shared.global.L2::cache_hint.L2::128B" in ptx
             assert "mma.sync.aligned.m16n8k16" in ptx
         if launch.kernel.entry == "attention_prefill":
             assert "wgmma.mma_async" in ptx
             assert "cp.async.bulk.tensor.4d" in ptx
+
+
+@pytest.mark.parametrize("name", ON_EVERY_SM)
+def test_sms_of_the_same_shared_memory_have_the_same_cuda_kernels(name: str) -> None:
+    for sm, arch in ARCHS.items():
+        if arch.has_wgmma:
+            continue
+        found, like = (
+            [one.kernel for one in lower(make_site(of, **CASES[name]))[0].work]
+            for of in (sm, 80 if arch.has_large_shared else 120)
+        )
+        assert found == like and all(isinstance(one, CudaSource) for one in found)
 
 
 @pytest.mark.parametrize(("batch", "stages"), [(256, 2), (2048, 1)])
@@ -121,7 +141,7 @@ def test_what_is_widened_has_fewer_stages_beside_many_sequences(batch: int, stag
     assert cuda_prefill_sm90.tile_of(site).raw_stages == stages
     launch = cuda_prefill_sm90.prefill(site)
     assert isinstance(launch.kernel, CudaSource)
-    check(launch, compile_cuda(launch.kernel, 90), 90)
+    check(launch, compiled_once(launch, 90), 90)
 
 
 @pytest.mark.parametrize("name", ["llama-3", "llama-3 fp8"])
@@ -132,7 +152,7 @@ def test_kernels_of_longer_splits_compile(name: str) -> None:
         for launch in decode.work:
             assert isinstance(launch, Launch)
             assert isinstance(launch.kernel, CudaSource)
-            check(launch, compile_cuda(launch.kernel, 90), 90)
+            check(launch, compiled_once(launch, 90), 90)
 
 
 def test_e4m3_is_refused_where_there_is_none() -> None:
@@ -155,7 +175,7 @@ def compiled_tiles(sm: int) -> dict[str, CompiledKernel]:
     """Those of an SM, in one process."""
     names = [name for name, one in IN_TRITON if one == sm]
     sources = [in_triton(name, sm)[1] for name in names]
-    return dict(zip(names, compile_kernels(sources, sm), strict=True))
+    return dict(zip(names, compile_sources(sources, sm), strict=True))
 
 
 @pytest.mark.parametrize(("name", "sm"), IN_TRITON)
@@ -192,4 +212,4 @@ def test_shared_memory_has_room_for_any_batch(batch: int) -> None:
     launch = lower(make_site(90, batch, **LLAMA_3))[-1].work[-1]
     assert isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
     assert launch.kernel.entry == "attention_prefill"
-    check(launch, compile_cuda(launch.kernel, 90), 90)
+    check(launch, compiled_once(launch, 90), 90)

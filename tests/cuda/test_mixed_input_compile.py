@@ -62,10 +62,10 @@ SMS = one_of_each(lambda arch: (arch.has_large_shared, arch.has_pdl, arch.has_wg
     ("weight", "group", "sm"),
     [
         *(("i4", 128, sm) for sm in SMS),
-        # The same kernels with other words, once a generation of SMs.
-        *(("iq4", 32, sm) for sm in (80, 90, 100, 120)),
-        *(("i6", 128, sm) for sm in (80, 90, 100, 120)),
-        *(("mxfp4", 32, sm) for sm in (80, 90, 100, 120)),
+        # The same kernels with other words: for WGMMA, and for each generation of SMs once.
+        *(("iq4", 32, sm) for sm in (90, 100)),
+        *(("i6", 128, sm) for sm in (90, 120)),
+        *(("mxfp4", 32, sm) for sm in (90, 120)),
         *(("nvfp4", 16, sm) for sm in (80, 90)),
         ("iq4", 16, 90),
     ],
