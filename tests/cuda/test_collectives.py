@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support.caches import uniform_layout
+from tests.support.compiled import compile_sources
 from tests.support.cuda_engines import stand_in_for_compiler
 from tests.support.ranks import Meeting
 from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.builder.memory import align
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda_lowering import write_launches
-from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch, Site
 from trtc.plugins.gpu.sources import KernelSource
@@ -179,7 +179,7 @@ def test_the_kernel_compiles_for_every_sm(sm: int) -> None:
     )
     _, join = all_gather.lower(site)[0].work
     assert isinstance(join, Launch) and isinstance(join.kernel, KernelSource)
-    compiled = compile_kernel(join.kernel, sm)
+    (compiled,) = compile_sources([join.kernel], sm)
     assert compiled.entry == "join_columns" and compiled.cubin
     assert len(compiled.parameters) == len(join.arguments)
 

@@ -3,12 +3,14 @@
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.compiled import compile_sources, one_of_each
 from tests.support.triton_kernels import needs_triton
+from trtc.builder.targets.cuda_lowering import _KernelTable
 from trtc.builder.targets.gpu.ptx import CompiledKernel
 from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS, Arch
@@ -194,7 +196,7 @@ def compiled(sm: int) -> dict[str, Sequence[CompiledKernel]]:
         for name in CASES
         if not is_refused(name, sm)
     }
-    kernels = compile_sources([one for some in sources.values() for one in some], sm)
+    kernels = iter(compile_sources([one for some in sources.values() for one in some], sm))
     return {name: [next(kernels) for _ in some] for name, some in sources.items()}
 
 
@@ -230,6 +232,19 @@ def test_kernels_compile(name: str, sm: int) -> None:
         assert ("griddepcontrol" in ptx) == launch.overlaps
         if launch.overlaps:
             assert_every_program_waits(ptx)
+
+
+def test_a_build_writes_what_its_compilers_give(tmp_path: Path) -> None:
+    """Each kernel once, in order of first use, though two are compiled at a time."""
+    launches = [launches_of(name, 90)[0] for name in ("add", "gather_rows", "add", "swiglu")]
+    table = _KernelTable(90)
+    assert [table.add(launch).kernel for launch in launches] == [0, 1, 0, 2]
+    codes = table.write(tmp_path, lambda step: None)
+    names = ("add", "gather_rows", "swiglu")
+    for name, code in zip(names, codes, strict=True):
+        kernel = compiled(90)[name][0]
+        assert (code.entry, code.num_threads) == (kernel.entry, kernel.num_threads)
+        assert (tmp_path / code.file).read_bytes() == kernel.cubin
 
 
 def assert_every_program_waits(ptx: str) -> None:

@@ -13,7 +13,7 @@ from tests.support.compiled import compile_sources
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel
-from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.gpu.sources import CudaSource, KernelSource
@@ -68,7 +68,7 @@ def _place(source: KernelSource | CudaSource) -> tuple[str, str]:
 
 @functools.cache
 def compiled(sm: int) -> Mapping[tuple[str, str], CompiledKernel]:
-    """All operators' kernels, each once: Triton's in one process."""
+    """All operators' kernels, each once."""
     sources: Sources = {}
     for op in SITES:
         sources = sources_of(op, sm) | sources
@@ -104,6 +104,15 @@ def test_a_type_that_an_sm_lacks_is_named(op: str, sm: int) -> None:
                     compiler(launch.kernel, sm)  # type: ignore[arg-type]
                 refused += 1
     assert refused
+
+
+@pytest.mark.parametrize("sm", [86, 89])
+def test_sms_of_one_generation_have_the_same_code(sm: int) -> None:
+    """What `compile_sources` makes of another SM's is what Triton gives for this one."""
+    found = [*sources_of("linear", sm).values(), *sources_of("rms_norm", sm).values()]
+    sources = [one for one in found if isinstance(one, KernelSource)]
+    assert len(sources) > 5
+    assert list(compile_kernels(sources, sm)) == compile_sources(sources, sm)
 
 
 @pytest.mark.parametrize("sm", [89, 90])

@@ -8,6 +8,10 @@ from trtc.plugins.gpu.lowering import Site
 from trtc.plugins.registry import REGISTRY
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM = 256, 4, 2, 64
+_KEY_DIM = 32
+"""Of delta nets."""
+RANK, LATENT = 256, 320
+"""Of Mistral-Small-4, the smallest of published ones."""
 _HEADS: dict[str, int] = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
 
 MakeSite = Callable[[int, str], Site]
@@ -100,13 +104,13 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "gated_delta": tuple(
         _site(
             "gated_delta",
-            {"channels": 4 * HEAD_DIM},
+            {"channels": 2 * (_KEY_DIM + HEAD_DIM)},
             dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
             | dict.fromkeys(("state", "rate", "dt_bias", "norm", "state_out"), "f32")
             | _bf16("qkv", "z", "b", "a")
             | scales,
             key_heads=1,
-            key_dim=HEAD_DIM,
+            key_dim=_KEY_DIM,
             value_heads=2,
             value_dim=HEAD_DIM,
             decays=decays,
@@ -118,7 +122,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         )
         for decays, gate, scales in (
             (1, "silu", _bf16("out")),
-            (HEAD_DIM, "sigmoid", _bf16("out")),
+            (_KEY_DIM, "sigmoid", _bf16("out")),
             (1, "silu", {"pre_scale": "f32", **_SCALED}),
         )
     ),
@@ -150,11 +154,11 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "expanded_latent_attention": (
         _site(
             "expanded_latent_attention",
-            {"width": 576, "rank": 512, "nope": 128, "value_dim": 128},
+            {"width": LATENT, "rank": RANK, "nope": 64, "value_dim": 128},
             dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
             | _bf16("attended", "q", "pool", "keys", "values", "out"),
             num_heads=HEADS,
-            head_dim=192,
+            head_dim=128,
             scale=0.07,
             least_new=128,
             room=1024,
@@ -174,31 +178,31 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "latent_attention": (
         _site(
             "latent_attention",
-            {"width": 576},
+            {"width": LATENT},
             dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
             | _bf16("q", "pool", "out"),
             num_heads=HEADS,
-            rank=512,
+            rank=RANK,
             scale=0.07,
         ),
         _site(
             "latent_attention",
-            {"width": 576, "top_k": 256},
+            {"width": LATENT, "top_k": 256},
             dict.fromkeys(("query_start", "context_lens", "page_table", "selected"), "i32")
             | _bf16("q", "pool", "out"),
             num_heads=HEADS,
-            rank=512,
+            rank=RANK,
             scale=0.07,
         ),
     ),
     "latent_kv_write": (
         _site(
             "latent_kv_write",
-            {"width": 576, "rank": 512, "rotary_half": 32},
+            {"width": LATENT, "rank": RANK, "rotary_half": 32},
             {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32", "norm": "f32"}
             | _bf16("q", "kv", "q_out", "pool", "pool_out"),
             num_heads=HEADS,
-            head_dim=192,
+            head_dim=128,
             eps=1e-6,
         ),
     ),
@@ -280,7 +284,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
                 heads=2,
                 head_dim=HEAD_DIM,
                 groups=1,
-                state_size=2 * HEAD_DIM,
+                state_size=HEAD_DIM,
                 eps=1e-6,
                 page_size=PAGE_SIZE,
             )

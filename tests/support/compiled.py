@@ -82,15 +82,18 @@ def _triton() -> TritonProcess:
 
 def _compile_triton(sources: Sequence[KernelSource], sm: int) -> Sequence[CompiledKernel]:
     """As `compile_once`, and of SMs that have the same code for the first of them, and assembled
-    for each."""
+    for each. Each has its own limit of shared memory, which is not a part of the code."""
     with_code_of: dict[int, list[KernelSource]] = {}
     for source in sources:
         check_types(source.parameters, sm)
         with_code_of.setdefault(_first_with_its_code(source, sm), []).append(source)
     for first, some in with_code_of.items():
-        for source, kernel in zip(some, compile_once(some, first), strict=True):
+        roomy = [replace(one, max_shared_bytes=ARCHS[first].shared_bytes) for one in some]
+        for source, kernel in zip(some, compile_once(roomy, first), strict=True):
+            assert kernel.shared_bytes <= source.max_shared_bytes
             key = source_key(source), sm
-            _KNOWN[key] = _KNOWN.get(key) or _assembled_for(kernel, sm)
+            if key not in _KNOWN:
+                _KNOWN[key] = kernel if sm == first else _assembled_for(kernel, sm)
     return [_KNOWN[source_key(one), sm] for one in sources]
 
 
