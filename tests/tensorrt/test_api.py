@@ -193,12 +193,18 @@ def test_the_table_is_that_of_the_binding(tmp_path: Path) -> None:
     assert live == json.loads(TABLE.read_text())
 
 
-@pytest.mark.parametrize("alias", [False, True])
-def test_the_plugins_live_through_the_ahead_of_time_cycle(alias: bool, tmp_path: Path) -> None:
-    """Types, shapes, formats, tactics, launch and code, by TensorRT's own Python layer."""
+@pytest.fixture(scope="module")
+def kernel_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needs_triton()
-    stubs = make_stubs(tmp_path)
-    bundle = write_kernel_bundle(tmp_path / "bundle")
+    return write_kernel_bundle(tmp_path_factory.mktemp("kernels") / "bundle")
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_the_plugins_live_through_the_ahead_of_time_cycle(
+    alias: bool, kernel_bundle: Path, tmp_path: Path
+) -> None:
+    """Types, shapes, formats, tactics, launch and code, by TensorRT's own Python layer."""
+    stubs, bundle = make_stubs(tmp_path), kernel_bundle
     result = run_over_stubs(stubs, "-m", "tests.tensorrt.qdp_life", str(bundle), *["alias"] * alias)
     assert result.returncode == 0, result.stderr
     lives = json.loads(result.stdout[result.stdout.index("[{") :])
