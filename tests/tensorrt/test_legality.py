@@ -62,6 +62,9 @@ VARIANTS = (
     "phimoe",
 )
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
+SCHEMES_BUILT = ("fp32", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4")
+OF_EVERY_SCHEME = ("llama", "mixtral")
+"""Dense, and with routed experts: what tells nodes of one scheme from those of another."""
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 MORE_WIDTHS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 32},
@@ -77,6 +80,10 @@ MORE_WIDTHS: dict[str, dict[str, Any]] = {
 }
 
 
+_ONE_LAYER = (
+    *("mistral", "qwen3", "phi3", "mixtral", "llama3", "llama_biased", "phi3_longrope", "glm4"),
+    *("nemotron", "ministral3", "hunyuan_dense", "phimoe"),
+)
 LAYERS_OF_EACH_KIND: dict[str, dict[str, Any]] = {
     "gemma2": {"num_hidden_layers": 2},
     "gemma3": {"num_hidden_layers": 2, "sliding_window_pattern": 2},
@@ -89,8 +96,21 @@ LAYERS_OF_EACH_KIND: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
+    **{family: {"num_hidden_layers": 1} for family in _ONE_LAYER},
 }
 """Once, of families whose tiny models repeat them: each layer is a segment to build."""
+
+
+def schemes_of_families() -> list[tuple[str, str]]:
+    """Every scheme of both kinds of families; of the others three each, every other one in turn:
+    their norms, biases and layouts of heads are the same nodes beside those of any scheme."""
+    every = [(family, scheme) for family in OF_EVERY_SCHEME for scheme in SCHEMES_BUILT]
+    others = [family for family in FAMILIES if family not in OF_EVERY_SCHEME]
+    return every + [
+        (family, scheme)
+        for number, family in enumerate(others)
+        for scheme in SCHEMES_BUILT[number % 2 :: 2]
+    ]
 
 
 def write_segments(
@@ -142,8 +162,13 @@ def test_every_family_builds(family: str, tmp_path: Path) -> None:
         assert len(build_for(path, profiles, 80, 86, 89, 120).plan) > 100_000
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"])
-@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_schemes_and_every_scheme_several_families() -> None:
+    families, schemes = zip(*schemes_of_families(), strict=True)
+    assert set(families) == set(FAMILIES)
+    assert all(schemes.count(scheme) >= 6 for scheme in SCHEMES_BUILT)
+
+
+@pytest.mark.parametrize(("family", "scheme"), schemes_of_families())
 def test_every_scheme_of_every_family_builds(family: str, scheme: str, tmp_path: Path) -> None:
     """One plan for all SMs that have the scheme: it takes as long as a plan for one, and is refused
     if one of them refuses (`test_fp4_is_refused...` and `test_fp8_is_refused...`)."""
