@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.support.bundles import NoReader, bundle_module, distance
 from tests.support.caches import uniform_layout
-from tests.support.compiled import compile_once
+from tests.support.compiled import stand_in_for_each
 from tests.support.models import random_prompt, tiny_checkpoint, transformers_logits
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
@@ -68,7 +68,7 @@ def test_the_graph_file_is_the_model(
     family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exact file, plugins and all, against Transformers in f32 and against the CPU engine."""
-    monkeypatch.setattr(kernels, "compile_kernels", compile_once)
+    monkeypatch.setattr(kernels, "compile_kernels", stand_in_for_each)
     bundle = make_bundle(tmp_path, family, dtype=dtype)
     found = bundle_logits(bundle, PROMPT)
     model, twin_share = CASES[family, dtype]

@@ -20,7 +20,7 @@ import torch
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.bundles import NoReader, bundle_module, distance, evaluable
-from tests.support.compiled import compile_once
+from tests.support.compiled import stand_in_for_each
 from tests.support.fake_quantized import fake_quantized_logits
 from tests.support.models import random_prompt
 from tests.support.steps import Stepper
@@ -63,7 +63,7 @@ CASES = {
 def test_the_graph_file_is_the_dequantised_model(
     family: str, scheme: str, kv_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "compile_kernels", compile_once)
+    monkeypatch.setattr(kernels, "compile_kernels", stand_in_for_each)
     source = wide_checkpoint(family, tmp_path)
     quantized = tmp_path / "quantized"
     quantized.mkdir()
