@@ -24,6 +24,8 @@ _WARPS = 4
 _STAGE_BYTES = 16 * (CHUNK_BYTES + CHUNK_CHANNELS // GROUP) + 8
 """Of a warp: weights, scales and a barrier."""
 _MOST_STAGES, _LEAST_STAGES = 6, 3
+PAIR_LISTS = {name: (SCRATCH + name, "i32") for name in ("counts", "members")}
+"""Arguments that say which pairs each expert has."""
 _GATED_ACTIVATIONS = ("silu", "gelu_tanh", "quick_gelu")
 
 
@@ -66,17 +68,17 @@ class Cut:
 
     def launches(self, site: Site, product: Product, pairs: Pairs) -> tuple[Launch, ...]:
         """One launch of the kernel, with as many blocks as there are multiprocessors."""
-        gated, depth, _ = sizes(site, product)
-        places = ("counts", "members") if pairs.in_blocks else ("experts",)
+        depth = sizes(site, product)[1]
+        places = PAIR_LISTS if pairs.in_blocks else {"experts": (f"{SCRATCH}experts", "i32")}
         return (
             product_launch(
                 site,
                 product,
                 {
-                    "given": ("x" if gated else f"{SCRATCH}hidden", "bf16"),
+                    **given_argument(product),
                     "scale": (f"{product}_scale", "u8"),
                     **bias_argument(site, product),
-                    **{name: (SCRATCH + name, "i32") for name in places},
+                    **places,
                     DIMS: (DIMS, "i32"),
                 },
                 CudaSource(
@@ -144,6 +146,11 @@ def product_launch(
         overlaps=site.arch.has_pdl,
         maps=(weight,),
     )
+
+
+def given_argument(product: Product) -> dict[str, tuple[str, str]]:
+    """What a product multiplies: rows of x, or those of the pairs after the gate."""
+    return {"given": ("x" if product == "gate_up" else f"{SCRATCH}hidden", "bf16")}
 
 
 def bias_argument(site: Site, product: Product) -> dict[str, tuple[str, str]]:

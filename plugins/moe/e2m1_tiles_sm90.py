@@ -11,9 +11,11 @@ from trtc.plugins.moe.e2m1_sm90 import (
     CHUNK_BYTES,
     CHUNK_CHANNELS,
     GROUP,
+    PAIR_LISTS,
     Pairs,
     Product,
     bias_argument,
+    given_argument,
     given_constants,
     is_plain,
     product_constants,
@@ -71,7 +73,7 @@ class TiledCut:
                 _X_SCALE: (SCRATCH + _X_SCALE, "f32"),
                 "scale": (f"{product}_scale", "u8"),
                 **bias_argument(site, product),
-                **{name: (SCRATCH + name, "i32") for name in ("counts", "members")},
+                **PAIR_LISTS,
             },
             CudaSource(
                 file="moe/e2m1_tiles_sm90.cu",
@@ -106,7 +108,7 @@ class TiledCut:
         weights = self.teams * 64 * CHUNK_BYTES
         operand = 2 * CHUNK_CHANNELS * _BLOCK_ROWS
         costs = 4 * site.axes["L"]
-        return stages * (weights + operand + 2 * 8) + -(-(_list_bytes(site) + costs) // 8) * 8
+        return stages * (weights + operand + 2 * 8) + -(-(list_bytes(site) + costs) // 8) * 8
 
 
 def tile_weight_map(site: Site, product: Product, teams: int) -> TileMap:
@@ -130,10 +132,10 @@ def tile_weight_map(site: Site, product: Product, teams: int) -> TileMap:
 
 
 def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
-    gated, depth, _ = sizes(site, product)
+    depth = sizes(site, product)[1]
     arguments = {
-        "given": ("x" if gated else f"{SCRATCH}hidden", "bf16"),
-        **{name: (SCRATCH + name, "i32") for name in ("counts", "members")},
+        **given_argument(product),
+        **PAIR_LISTS,
         _OPERAND: (SCRATCH + _OPERAND, "u8"),
         _X_SCALE: (SCRATCH + _X_SCALE, "f32"),
     }
@@ -149,7 +151,7 @@ def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
             **given_constants(site, product),
         },
         num_threads=_OPERAND_WARPS * 32,
-        shared_bytes=_list_bytes(site),
+        shared_bytes=list_bytes(site),
     )
     return Launch(
         kernel=kernel,
@@ -159,7 +161,7 @@ def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
     )
 
 
-def _list_bytes(site: Site) -> int:
+def list_bytes(site: Site) -> int:
     """Of `BlockList`."""
     return 4 * (site.axes["L"] + 1)
 

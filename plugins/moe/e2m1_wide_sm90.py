@@ -4,19 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtc.plugins.gpu.arch import ARCHS
-from trtc.plugins.gpu.lowering import SCRATCH, Launch, Site
+from trtc.plugins.gpu.lowering import Launch, Site
 from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.e2m1_sm90 import (
     CHUNK_BYTES,
+    PAIR_LISTS,
     Pairs,
     Product,
     bias_argument,
+    given_argument,
     given_constants,
     is_plain,
     product_constants,
     product_launch,
 )
-from trtc.plugins.moe.e2m1_tiles_sm90 import tile_weight_map
+from trtc.plugins.moe.e2m1_tiles_sm90 import list_bytes, tile_weight_map
 
 _BLOCK_ROWS = 192
 """Rows of an expert that are multiplied at once, at most."""
@@ -52,17 +54,16 @@ class WideCut:
 
     def launches(self, site: Site, product: Product, pairs: Pairs) -> tuple[Launch, ...]:
         """One launch of the kernel."""
-        gated = product == "gate_up"
         shared_bytes = self._shared_bytes(site)
         return (
             product_launch(
                 site,
                 product,
                 {
-                    "given": ("x" if gated else f"{SCRATCH}hidden", "bf16"),
+                    **given_argument(product),
                     "scale": (f"{product}_scale", "u8"),
                     **bias_argument(site, product),
-                    **{name: (SCRATCH + name, "i32") for name in ("counts", "members")},
+                    **PAIR_LISTS,
                 },
                 CudaSource(
                     file="moe/e2m1_wide_sm90.cu",
@@ -92,5 +93,4 @@ class WideCut:
         x = _BLOCK_ROWS * _STEP_CHANNELS * 2
         weights = self.teams * 64 * CHUNK_BYTES
         stages = _X_STAGES * (x + 2 * 8) + _WEIGHT_STAGES * (weights + 2 * 8)
-        lists = 4 * (site.axes["L"] + 1)
-        return -(-(stages + lists) // 1024) * 1024
+        return -(-(stages + list_bytes(site)) // 1024) * 1024
