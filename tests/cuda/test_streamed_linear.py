@@ -78,7 +78,7 @@ def run(case: Case, cut: Cut, call: KernelCall, *, lazy: bool = False) -> Array:
         (CAPPED, Cut(256, 1, stages=4, x_stages=2, splits=2, run=0)),
         (BY_ROW, Cut(128, 2, stages=2, x_stages=2, run=0)),
         (BY_ROW, Cut(32, 1, stages=3, x_stages=3, teams=2, splits=2)),
-        (BY_ROW, Cut(256, 2, stages=2, x_stages=2, splits=4, run=0)),
+        (BY_ROW, Cut(256, 1, stages=3, x_stages=3, splits=2, run=0)),
     ],
     ids=str,
 )

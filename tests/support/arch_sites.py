@@ -29,9 +29,11 @@ def _site(
         }
         complete = REGISTRY[op].complete_attributes(given)
         static = {name: value for name, value in complete.items() if isinstance(value, int)}
+        # Scales of rows are a tensor of their own, without gaps.
+        scales = {name: max(1, static.get("scales", 1)) for name in types if name == "row_scale"}
         return Site(
             dtypes=types,
-            strides=dict.fromkeys(types, max({**static, **axes}.values())),
+            strides=dict.fromkeys(types, max({**static, **axes}.values())) | scales,
             axes={
                 "stored_width": HEAD_DIM,
                 **static,
