@@ -19,21 +19,25 @@ FAMILIES = (
     "llama4",
     "mistral",
     "qwen2",
+    "qwen3",
     "gemma2",
     "gemma3",
     "gemma4",
     "gemma4_e",
     "gemma4_moe",
     "lfm2",
+    "phi3",
     "phi3_longrope",
     "phimoe",
     "qwen3_moe",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_next",
     "kimi_linear",
     "olmo_hybrid",
     "qwen2_moe",
     "glm4_moe",
+    "mixtral",
     "smollm3",
     "olmo3",
     "glm4",
@@ -51,9 +55,8 @@ FAMILIES = (
     "nemotron_h",
     "nemotron_h_moe",
 )
-"""The variants whose kernels differ: llama3 and yarn differ in the rope table only, Granite in
-constants, GLM, Helium and ERNIE in the order of weights. Each kernel of Phi-3 is one of its
-longrope, of Qwen3 and Mixtral of Qwen2 and Qwen3's experts, of Qwen3.5's experts of Qwen3-Next."""
+"""The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
+constants, GLM, Helium and ERNIE in the order of weights."""
 TOLERANCE = 1e-4
 PROMPT = 53
 CHUNKS = (1, 7, PAGE_SIZE, 23, 64)
