@@ -2,10 +2,10 @@
 // e2m1_wide_sm90.cu).
 //
 // Weights are in groups of 32 with E8M0 scales (MXFP4, OCP Microscaling Formats 1.0). They are the first
-// operand of WGMMA, from registers. Of many rows they become bf16 numbers, of fewer E4M3: E2M1 becomes E4M3 by the place of its bits, times 2^-6. x is the sum of two
-// E4M3 numbers, times a power of two: what is a 512th of the largest magnitude or more is exact, and the rest
-// loses less than a 2^17th of that. So products are as exact as those of bf16, and to unpack a weight takes
-// half of the instructions.
+// operand of WGMMA, from registers. Of many rows they become bf16 numbers, of fewer E4M3: E2M1 becomes E4M3 by
+// the place of its bits, times 2^-6. x is the sum of two E4M3 numbers, times a power of two: what is a 512th of
+// the largest magnitude or more is exact, and the rest loses less than a 2^17th of that. So products are as
+// exact as those of bf16, and to unpack a weight takes half of the instructions.
 #pragma once
 
 #include "gpu/activation.cuh"

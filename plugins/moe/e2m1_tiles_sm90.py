@@ -28,7 +28,6 @@ _BLOCK_ROWS = 64
 _OPERAND_WARPS = 8
 """Of a thread block that makes an operand, a row each."""
 _TEAM_THREADS = 128
-_PRODUCERS = 128
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 32, 160
 _MOST_STAGES, _LEAST_STAGES = 4, 3
 _OPERAND, _X_SCALE = "operand", "x_scale"
@@ -64,34 +63,24 @@ class TiledCut:
         return _operand(site, product, pairs), self._product(site, product, pairs)
 
     def _product(self, site: Site, product: Product, pairs: Pairs) -> Launch:
-        shared_bytes = self._shared_bytes(site, self._stages(site))
-        return product_launch(
+        stages = self._stages(site)
+        return tiles_launch(
             site,
             product,
-            {
+            pairs,
+            kind="tiles",
+            operand={
                 _OPERAND: (SCRATCH + _OPERAND, "u8"),
                 _X_SCALE: (SCRATCH + _X_SCALE, "f32"),
-                "scale": (f"{product}_scale", "u8"),
-                **bias_argument(site, product),
-                **PAIR_LISTS,
             },
-            CudaSource(
-                file="moe/e2m1_tiles_sm90.cu",
-                entry="experts_e2m1_tiles",
-                parameters=(),
-                constants={
-                    **product_constants(site, product, pairs),
-                    "BLOCK_ROWS": _BLOCK_ROWS,
-                    "TEAMS": self.teams,
-                    "STAGES": self._stages(site),
-                    "SHARED_BYTES": shared_bytes,
-                    "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
-                    "CONSUMER_REGISTERS": _CONSUMER_REGISTERS,
-                },
-                num_threads=self.teams * _TEAM_THREADS + _PRODUCERS,
-                shared_bytes=shared_bytes,
-            ),
-            tile_weight_map(site, product, self.teams),
+            teams=self.teams,
+            shared_bytes=self._shared_bytes(site, stages),
+            constants={
+                "BLOCK_ROWS": _BLOCK_ROWS,
+                "STAGES": stages,
+                "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
+                "CONSUMER_REGISTERS": _CONSUMER_REGISTERS,
+            },
         )
 
     def _stages(self, site: Site) -> int:
@@ -111,7 +100,52 @@ class TiledCut:
         return stages * (weights + operand + 2 * 8) + -(-(list_bytes(site) + costs) // 8) * 8
 
 
-def tile_weight_map(site: Site, product: Product, teams: int) -> TileMap:
+def tiles_launch(
+    site: Site,
+    product: Product,
+    pairs: Pairs,
+    *,
+    kind: str,
+    operand: Mapping[str, tuple[str, str]],
+    teams: int,
+    shared_bytes: int,
+    constants: Mapping[str, int | float | str],
+) -> Launch:
+    """A launch of a kernel whose blocks take items (e2m1_items_sm90.cuh).
+
+    Args:
+        kind: which: its file is e2m1_{kind}_sm90.cu.
+        operand: its first parameters: what each is, and its type.
+        teams: warpgroups that multiply, beside one that copies.
+        constants: macros that other kernels do not have.
+    """
+    return product_launch(
+        site,
+        product,
+        {
+            **operand,
+            "scale": (f"{product}_scale", "u8"),
+            **bias_argument(site, product),
+            **PAIR_LISTS,
+        },
+        CudaSource(
+            file=f"moe/e2m1_{kind}_sm90.cu",
+            entry=f"experts_e2m1_{kind}",
+            parameters=(),
+            constants={
+                **product_constants(site, product, pairs),
+                "TEAMS": teams,
+                "SHARED_BYTES": shared_bytes,
+                **constants,
+            },
+            num_threads=(teams + 1) * _TEAM_THREADS,
+            shared_bytes=shared_bytes,
+        ),
+        _weight_map(site, product, teams),
+    )
+
+
+def _weight_map(site: Site, product: Product, teams: int) -> TileMap:
     """Of gate and up, eight rows of gate and the same of up; of down sixteen rows. A tile has
     those of all warps of the teams."""
     gated, depth, columns = sizes(site, product)

@@ -5,20 +5,15 @@ from dataclasses import dataclass
 
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch, Site
-from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.e2m1_sm90 import (
     CHUNK_BYTES,
-    PAIR_LISTS,
     Pairs,
     Product,
-    bias_argument,
     given_argument,
     given_constants,
     is_plain,
-    product_constants,
-    product_launch,
 )
-from trtc.plugins.moe.e2m1_tiles_sm90 import list_bytes, tile_weight_map
+from trtc.plugins.moe.e2m1_tiles_sm90 import list_bytes, tiles_launch
 
 _BLOCK_ROWS = 192
 """Rows of an expert that are multiplied at once, at most."""
@@ -26,8 +21,6 @@ _ROW_STEP = 96
 """Rows of a product are a multiple of it. With a third size of products ptxas serialises them."""
 _STEP_CHANNELS = 64
 """Of rows of x, in a stage."""
-_TEAM_THREADS = 128
-_PRODUCERS = 128
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 56, 152
 _X_STAGES, _WEIGHT_STAGES = 6, 2
 
@@ -54,37 +47,24 @@ class WideCut:
 
     def launches(self, site: Site, product: Product, pairs: Pairs) -> tuple[Launch, ...]:
         """One launch of the kernel."""
-        shared_bytes = self._shared_bytes(site)
         return (
-            product_launch(
+            tiles_launch(
                 site,
                 product,
-                {
-                    **given_argument(product),
-                    "scale": (f"{product}_scale", "u8"),
-                    **bias_argument(site, product),
-                    **PAIR_LISTS,
+                pairs,
+                kind="wide",
+                operand=given_argument(product),
+                teams=self.teams,
+                shared_bytes=self._shared_bytes(site),
+                constants={
+                    **given_constants(site, product),
+                    "BLOCK_ROWS": _BLOCK_ROWS,
+                    "ROW_STEP": _ROW_STEP,
+                    "X_STAGES": _X_STAGES,
+                    "WEIGHT_STAGES": _WEIGHT_STAGES,
+                    "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
+                    "CONSUMER_REGISTERS": _CONSUMER_REGISTERS,
                 },
-                CudaSource(
-                    file="moe/e2m1_wide_sm90.cu",
-                    entry="experts_e2m1_wide",
-                    parameters=(),
-                    constants={
-                        **product_constants(site, product, pairs),
-                        **given_constants(site, product),
-                        "BLOCK_ROWS": _BLOCK_ROWS,
-                        "ROW_STEP": _ROW_STEP,
-                        "TEAMS": self.teams,
-                        "X_STAGES": _X_STAGES,
-                        "WEIGHT_STAGES": _WEIGHT_STAGES,
-                        "SHARED_BYTES": shared_bytes,
-                        "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
-                        "CONSUMER_REGISTERS": _CONSUMER_REGISTERS,
-                    },
-                    num_threads=self.teams * _TEAM_THREADS + _PRODUCERS,
-                    shared_bytes=shared_bytes,
-                ),
-                tile_weight_map(site, product, self.teams),
             ),
         )
 
