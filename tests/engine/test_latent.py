@@ -6,7 +6,7 @@ import pytest
 from tests.engine.conftest import Engines
 from tests.engine.test_state_groups import running
 from tests.support.engines import greedy_answers
-from tests.support.models import random_prompt, transformers_choices
+from tests.support.models import assert_greedy, random_prompt
 from tests.support.requests import greedy_request
 
 FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
@@ -27,8 +27,7 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(
                 for number, prompt in enumerate(prompts)
             ]
             for prompt, one in zip(prompts, sent, strict=True):
-                found = list(one.result().completions[0].token_ids)
-                assert len(found) == 40 and found == transformers_choices(checkpoint, prompt, found)
+                assert_greedy(checkpoint, prompt, one.result().completions[0].token_ids, 40)
         stats = loop.stats()
     assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 0

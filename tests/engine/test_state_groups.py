@@ -11,7 +11,7 @@ from tests.support.drafts import Replaying
 from tests.support.engines import greedy_answers, open_executor
 from tests.support.loops import Loop
 from tests.support.masks import PromptCollector, SomeTokens
-from tests.support.models import random_prompt, transformers_choices
+from tests.support.models import assert_greedy, random_prompt
 from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
@@ -56,8 +56,7 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(
                 for number, prompt in enumerate(prompts)
             ]
             for prompt, one in zip(prompts, sent, strict=True):
-                found = list(one.result().completions[0].token_ids)
-                assert len(found) == 40 and found == transformers_choices(checkpoint, prompt, found)
+                assert_greedy(checkpoint, prompt, one.result().completions[0].token_ids, 40)
         stats = loop.stats()
     assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 0

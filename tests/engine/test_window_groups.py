@@ -11,8 +11,8 @@ from tests.engine.conftest import Engines
 from tests.support.engines import engine_stepper, open_executor
 from tests.support.loops import Loop
 from tests.support.models import (
+    assert_greedy,
     random_prompt,
-    transformers_choices,
     transformers_logits,
 )
 from tests.support.requests import greedy_request
@@ -76,8 +76,7 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(engine: Path, checkpoi
                 for number, prompt in enumerate(prompts)
             ]
             for prompt, one in zip(prompts, sent, strict=True):
-                found = list(one.result().completions[0].token_ids)
-                assert len(found) == 24 and found == transformers_choices(checkpoint, prompt, found)
+                assert_greedy(checkpoint, prompt, one.result().completions[0].token_ids, 24)
         assert loop.stats().prefix_hit_tokens > 0
     finally:
         loop.stop()

@@ -835,3 +835,9 @@ def transformers_choices(path: Path, ids: Sequence[int], tokens: Sequence[int]) 
             logits = model(torch.tensor([whole[:end]])).logits[0]
             found += logits[len(ids) - 1 + len(found) :].argmax(-1).tolist()
     return found
+
+
+def assert_greedy(path: Path, ids: Sequence[int], tokens: Sequence[int], count: int) -> None:
+    """`tokens` are `count` after `ids`, each of which Transformers chooses after those before."""
+    assert len(tokens) == count
+    assert list(tokens) == transformers_choices(path, ids, tokens)
