@@ -34,7 +34,7 @@ class BlockSteps(Protocol):
             block: weights [N, C] f32, which become the columns' errors.
             scales: [C, N] f32, contiguous.
             upper: [C, C] f32, of any layout.
-            codes: [N, C] i8, written.
+            codes: [N, C], of the grid's code_dtype, written.
         """
         ...
 
@@ -45,15 +45,18 @@ class BlockSteps(Protocol):
         residual: torch.Tensor,
         gram: torch.Tensor,
         unit: torch.Tensor,
+        *,
+        fit_scales: bool,
     ) -> torch.Tensor:
         """Decide scales and codes of whole groups once more (quant/descent.py).
 
         Args:
-            codes: [N, C] i8, overwritten.
+            codes: [N, C], of the grid's code_dtype, overwritten.
             scales: [N, C / group_size] f32, overwritten.
             residual: [N, C] f32; left as it is.
             gram: [C, C] f32.
             unit: of scales, [] f32.
+            fit_scales: whether scales are decided, too.
 
         Returns:
             By how much less the weights are than before, [N, C] f32.

@@ -1,4 +1,4 @@
-"""The numbers that codes of 4 and 6 bits stand for, and the scales that their groups may have."""
+"""The numbers that codes stand for, and the scales that their groups may have."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -22,15 +22,25 @@ SHARES = 48
 class CodeGrid:
     """Numbers in ascending order; the first is the one of the largest magnitude."""
 
-    numbers: tuple[int, ...]
+    numbers: tuple[float, ...]
     shares: tuple[float, float]
     """Of the scale at which a group's largest weight is just represented: those worth trying."""
     byte_scales: bool = False
     """Scales are those of plugins/iq4.py; else bf16."""
+    is_e4m3: bool = False
+    """Numbers are those of E4M3; else integers below 128."""
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """Of codes while they are decided."""
+        return torch.float32 if self.is_e4m3 else torch.int8
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
         """The nearest number of each value, in f32; the last one of NaN."""
         first, last = self.numbers[0], self.numbers[-1]
+        if self.is_e4m3:
+            values = values.nan_to_num(last).clamp_(first, last)
+            return values.to(torch.float8_e4m3fn).float()
         if self.is_contiguous:
             return values.round().clamp_(first, last)
         # A table of halves takes an eighth of the time of torch.bucketize.
@@ -54,7 +64,7 @@ class CodeGrid:
         """Of every multiple of a half from the first number to the last, the nearest number; of one
         halfway between two, which only such can be, the lower."""
         halfway = [low + high for low, high in pairwise(self.numbers)]
-        halves = range(2 * self.numbers[0], 2 * self.numbers[-1] + 1)
+        halves = range(2 * int(self.numbers[0]), 2 * int(self.numbers[-1]) + 1)
         found = [self.numbers[bisect_left(halfway, half)] for half in halves]
         return torch.tensor(found, dtype=torch.float32)
 
@@ -79,5 +89,11 @@ class CodeGrid:
 INT4 = CodeGrid(tuple(range(-8, 8)), (0.55, 1.1))
 IQ4 = CodeGrid(VALUES, (0.7, 1.2), byte_scales=True)
 INT6 = CodeGrid(tuple(range(LEAST, MOST + 1)), (0.8, 1.05))
+_E4M3 = (
+    *(count * 2.0**-9 for count in range(1, 8)),
+    *(count * 2.0 ** (power - 3) for power in range(-6, 9) for count in range(8, 16)),
+)[:-1]
+"""Those above zero, subnormal ones first; what would be the last is NaN."""
+E4M3 = CodeGrid((*(-one for one in reversed(_E4M3)), 0.0, *_E4M3), (0.5, 1.0), is_e4m3=True)
 GRIDS = {"i4": INT4, "iq4": IQ4, "i6": INT6}
 """By the weights' type."""

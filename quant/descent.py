@@ -28,6 +28,8 @@ def descend(
     gram: torch.Tensor,
     grid: CodeGrid,
     sweeps: int,
+    *,
+    fit_scales: bool,
 ) -> None:
     """Improve codes and scales in place.
 
@@ -35,20 +37,21 @@ def descend(
     changes what is left of it.
 
     Args:
-        codes: [N, K] i8, numbers of the grid.
+        codes: [N, K], numbers of the grid.
         scales: [N, K / group_size] f32, as they are stored.
         unit: of the scales (quant/code_grid.py).
         change: W - Q [N, K] f32 of any weights W; kept up with Q.
         drift: D = (A - W) H [N, K] f32; None: A is W.
         gram: H [K, K] f32, with a positive diagonal.
         sweeps: how often each scale and each code is decided.
+        fit_scales: whether scales are decided; else there is one a row.
     """
     for _ in range(sweeps):
         for panel in panels(codes.shape[1]):
             gradient = change @ gram[:, panel]
             if drift is not None:
                 gradient += drift[:, panel]
-            _decide(panel, codes, scales, unit, change, gradient, gram, grid)
+            _decide(panel, codes, scales, unit, change, gradient, gram, grid, fit_scales=fit_scales)
 
 
 def _decide(
@@ -60,6 +63,8 @@ def _decide(
     gradient: torch.Tensor,
     gram: torch.Tensor,
     grid: CodeGrid,
+    *,
+    fit_scales: bool,
 ) -> None:
     """The columns of a panel, whose R [N, columns] is `gradient`; overwritten."""
     steps = steps_on(codes.device, grid)
@@ -67,12 +72,14 @@ def _decide(
     for begin in range(panel.start, panel.stop, BLOCK):
         block = slice(begin, min(begin + BLOCK, panel.stop))
         rest = slice(block.stop, panel.stop)
+        groups = slice(block.start // group_size, block.stop // group_size)
         less = steps.descend_block(
             codes[:, block],
-            scales[:, block.start // group_size : block.stop // group_size],
+            scales[:, groups] if fit_scales else scales,
             gradient[:, block.start - panel.start : block.stop - panel.start],
             gram[block, block],
             unit,
+            fit_scales=fit_scales,
         )
         change[:, block] += less
         gradient[:, rest.start - panel.start :].addmm_(less, gram[block, rest])

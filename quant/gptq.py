@@ -53,7 +53,7 @@ class Rounded:
     """Weights as their format has them: scale * code."""
 
     codes: torch.Tensor
-    """[N, K]: i8, in 4 bits numbers of their grid (quant/code_grid.py), or f8e4m3."""
+    """[N, K]: i8, in 4 and 6 bits numbers of their grid (quant/code_grid.py), or f8e4m3."""
     scales: torch.Tensor
     """[N, K / group_size], or [N, 1], f32 that bf16 has too; of 4 bits of either sign."""
     scale_unit: torch.Tensor | None = None
@@ -127,12 +127,63 @@ def round_weights(
     Raises:
         CalibrationError: inputs that are not finite.
     """
+    weight.masked_fill_(_power(inputs) == 0, 0)
+    scales, unit = search_scales(weight, group_size, grid)
+    codes = _round_by(weight, inputs, scales, unit, settings, grid, fit_scales=True)
+    return Rounded(codes, scales, unit if grid.byte_scales else None)
+
+
+@torch.inference_mode()
+def round_by_scales(
+    weight: torch.Tensor,
+    inputs: InputStatistics,
+    scales: torch.Tensor,
+    settings: Gptq,
+    grid: CodeGrid,
+) -> torch.Tensor:
+    """Codes [N, K] of a weight whose rows have the scales that they are given.
+
+    Channels without any input are rounded to nearest.
+
+    Args:
+        weight: [N, K] f32, on the device of `inputs`; overwritten.
+        inputs: its matrices are overwritten.
+        scales: [N, 1] f32.
+
+    Raises:
+        CalibrationError: inputs that are not finite.
+    """
+    unit = torch.ones_like(scales[0, 0])
+    return _round_by(weight, inputs, scales, unit, settings, grid, fit_scales=False)
+
+
+def _power(inputs: InputStatistics) -> torch.Tensor:
+    """Of each channel [K]."""
     power = inputs.gram.diagonal().clone()
     if not bool(power.isfinite().all()):
         raise CalibrationError("gets activations that are not finite")
+    return power
+
+
+def _round_by(
+    weight: torch.Tensor,
+    inputs: InputStatistics,
+    scales: torch.Tensor,
+    unit: torch.Tensor,
+    settings: Gptq,
+    grid: CodeGrid,
+    *,
+    fit_scales: bool,
+) -> torch.Tensor:
+    """Codes [N, K] of a weight, which is overwritten, as are the matrices of `inputs`.
+
+    Args:
+        scales: [N, K / group_size]; overwritten by better ones if they are fitted, else there is
+            one a row.
+        unit: of the scales.
+    """
+    power, group_size = _power(inputs), weight.shape[1] // scales.shape[1]
     silent = power == 0
-    weight.masked_fill_(silent, 0)
-    scales, unit = search_scales(weight, group_size, grid)
     order = power.argsort(descending=True, stable=True)
     if inputs.shift is None:
         drift, gram = None, inputs.gram.clone()
@@ -152,8 +203,8 @@ def round_weights(
     own = settings.shrinkage * power + settings.descent_damping * power.mean() + silent
     gram.diagonal().add_(own)
     change = weight.sub_(_dequantized(codes, scales))
-    descend(codes, scales, unit, change, drift, gram, grid, settings.sweeps)
-    return Rounded(codes, scales, unit if grid.byte_scales else None)
+    descend(codes, scales, unit, change, drift, gram, grid, settings.sweeps, fit_scales=fit_scales)
+    return codes
 
 
 def _inverse_factor(gram: torch.Tensor, order: torch.Tensor, damping: float) -> torch.Tensor:
@@ -202,7 +253,7 @@ def _round_columns(
     upper: torch.Tensor,
     grid: CodeGrid,
 ) -> torch.Tensor:
-    """Codes [N, K] i8 of a weight whose columns are in the order of rounding.
+    """Codes [N, K] of a weight whose columns are in the order of rounding.
 
     What is rounded is W + P U, and column k is rounded when the errors E of those before have
     changed it by -E U: so a block takes (P - E) U of those before it at once.
@@ -213,7 +264,7 @@ def _round_columns(
         scales: [K, N], of the columns.
         upper: U [K, K].
     """
-    codes = torch.empty_like(weight, dtype=torch.int8)
+    codes = torch.empty_like(weight, dtype=grid.code_dtype)
     steps, depth = steps_on(weight.device, grid), weight.shape[1]
     for begin in range(0, depth, BLOCK):
         columns = slice(begin, min(begin + BLOCK, depth))

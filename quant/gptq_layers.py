@@ -16,6 +16,7 @@ from trtc.protos.progress import Step
 from trtc.quant.calibration import CalibrationJob
 from trtc.quant.code_grid import GRIDS
 from trtc.quant.gptq import InputStatistics, Rounded, round_weights
+from trtc.quant.input_sums import InputSums
 from trtc.quant.journal import Journal
 from trtc.quant.layer_error import Meter
 from trtc.quant.layerwise import (
@@ -36,7 +37,6 @@ from trtc.quant.rounded_layers import RoundedLayer, read_rounded, save_rounded
 from trtc.quant.scheme import Gptq
 from trtc.quant.side_thread import SideThread
 from trtc.quant.site_format import SiteFormat
-from trtc.quant.triangles import add_lower_gram, complete_gram
 
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 
@@ -165,7 +165,7 @@ class _Pair:
     def _statistics(
         self, stage: Stage, stream: Stream, exact: Mapping[Site, list[torch.Tensor]]
     ) -> dict[Site, InputStatistics]:
-        sums = {site: _Sums(exact.get(site)) for site in stage}
+        sums = {site: InputSums(exact.get(site)) for site in stage}
         hooks = {site.linears[0]: _last(sums[site].add, len(stage) == 1) for site in stage}
         with hooked(self.rounded, hooks):
             for batch in stream:
@@ -217,32 +217,6 @@ def _rounded(
 def _wide(layer: nn.Module) -> nn.Module:
     """A copy in f32."""
     return copy.deepcopy(layer).float()
-
-
-class _Sums:
-    """Gathers the statistics of a site's inputs, batch after batch."""
-
-    def __init__(self, exact: list[torch.Tensor] | None) -> None:
-        self._exact = None if exact is None else iter(exact)
-        self._gram: torch.Tensor | None = None
-        self._shift: torch.Tensor | None = None
-
-    def add(self, inputs: torch.Tensor) -> None:
-        x = inputs.reshape(-1, inputs.shape[-1])
-        if self._gram is None:
-            self._gram = x.new_zeros(x.shape[1], x.shape[1])
-        add_lower_gram(self._gram, x)
-        if self._exact is not None:
-            moved = next(self._exact) - x
-            self._shift = moved.T @ x if self._shift is None else self._shift.addmm_(moved.T, x)
-
-    @torch.inference_mode()
-    def statistics(self, depth: int, device: torch.device) -> InputStatistics:
-        """Of [depth] channels; of a site that got no token, all channels count alike."""
-        if self._gram is None:
-            return InputStatistics(torch.eye(depth, device=device))
-        complete_gram(self._gram)
-        return InputStatistics(self._gram, self._shift)
 
 
 def _last(add: Callable[[torch.Tensor], None], stop: bool) -> Callable[..., None]:

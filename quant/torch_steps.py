@@ -56,9 +56,12 @@ class TorchSteps:
         residual: torch.Tensor,
         gram: torch.Tensor,
         unit: torch.Tensor,
+        *,
+        fit_scales: bool,
     ) -> torch.Tensor:
         block = _Block(self.grid, codes, scales, residual, gram, unit)
-        block.fit_scales()
+        if fit_scales:
+            block.fit_scales()
         block.fit_codes()
         return block.finish()
 

@@ -2,7 +2,7 @@
 [ROWS, COLUMNS]; one column of them is a sum over all under a mask.
 
 `numbers` are those of a grid by halves (CodeGrid.halves), or None where all integers from FIRST to
-LAST are numbers.
+LAST are numbers, and where numbers are those of E4M3.
 """
 
 import triton
@@ -22,10 +22,20 @@ def _whole(values):
 
 
 @triton.jit
-def _nearest(values, numbers, FIRST: tl.constexpr, LAST: tl.constexpr):
+def _power_of_two(values):
+    """The largest that is not above a positive number, or zero."""
+    return (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _nearest(values, numbers, FIRST: tl.constexpr, LAST: tl.constexpr, IS_E4M3: tl.constexpr):
     """CodeGrid.round."""
     values = tl.minimum(tl.maximum(values, FIRST), LAST)
-    if numbers is None:
+    if IS_E4M3:
+        # Not every GPU converts to E4M3. Its numbers below 2^-6 are as far apart as those above.
+        step = tl.maximum(_power_of_two(tl.abs(values)), 0.015625) * 0.125
+        result = _whole(values / step) * step
+    elif numbers is None:
         result = _whole(values)
     else:
         result = tl.load(numbers + (tl.ceil(values * 2.0) - 2.0 * FIRST).to(tl.int32))
@@ -38,7 +48,7 @@ def _as_stored(scales, unit, BYTE_SCALES: tl.constexpr):
     if BYTE_SCALES:
         size = tl.abs(scales) / unit
         size = tl.minimum(tl.maximum(size, _LEAST_SCALE), _LARGEST_SCALE)
-        power = (size.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        power = _power_of_two(size)
         size = _whole(size / power * _SCALE_STEPS) / _SCALE_STEPS * power * unit
         result = tl.where(scales < 0.0, -size, size)
     else:
@@ -59,6 +69,7 @@ def best_scales(
     SHARES: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     BYTE_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -72,7 +83,7 @@ def best_scales(
     without_clipping, least = result, tl.full((ROWS,), float("inf"), tl.float32)
     for at_share in range(SHARES):
         scale = _as_stored(without_clipping * tl.load(shares + at_share), unit, BYTE_SCALES)
-        code = _nearest(divided(values, scale[:, None]), numbers, FIRST, LAST)
+        code = _nearest(divided(values, scale[:, None]), numbers, FIRST, LAST, IS_E4M3)
         off = code * scale[:, None] - values
         error = tl.sum(off * off, 1)
         result = tl.where(error < least, scale, result)
@@ -93,6 +104,7 @@ def round_block(
     codes_stride,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -110,13 +122,13 @@ def round_block(
         after = (column > k) & (column < num_columns)
         others = tl.load(upper + k * num_columns + column, mask=after, other=0.0)
         own = tl.sum(tl.where(here, left, 0.0), 1)
-        code = _nearest(own / scale, numbers, FIRST, LAST)
+        code = _nearest(own / scale, numbers, FIRST, LAST, IS_E4M3)
         error = (own - code * scale) / tl.load(upper + k * num_columns + k)
         left = tl.where(here, error[:, None], left - error[:, None] * others[None, :])
         result = tl.where(here, code[:, None], result)
     tl.store(block + at, left, mask=inside)
     at = row.to(tl.int64)[:, None] * codes_stride + column[None, :]
-    tl.store(codes + at, result.to(tl.int8), mask=inside)
+    tl.store(codes + at, result.to(codes.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -137,7 +149,9 @@ def descend_block(
     GROUP_SIZE: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     BYTE_SCALES: tl.constexpr,
+    FIT_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -160,21 +174,23 @@ def descend_block(
         at_scale = scales + row.to(tl.int64) * scales_stride + group
         scale = tl.load(at_scale, mask=in_rows, other=1.0)
         own = tl.where(here, code, 0.0)
-        products = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for k in range(group * GROUP_SIZE, (group + 1) * GROUP_SIZE):
-            number = tl.load(codes_of_row + k, mask=in_rows, other=0).to(tl.float32)
-            others = tl.load(gram + k * gram_stride + column, mask=in_columns, other=0.0)
-            products += number[:, None] * others[None, :]
-        curvature = tl.sum(own * products, 1)
-        slope = tl.sum(own * slopes, 1)
-        best = tl.where(curvature > 0.0, scale + slope / curvature, scale)
-        better = _as_stored(best, own_unit, BYTE_SCALES) - scale
-        # A rounded scale may be worse than what is there, and none may become zero.
-        gain = 2.0 * better * slope - better * better * curvature
-        better = tl.where((gain > 0.0) & (scale + better != 0.0), better, 0.0)
-        slopes -= products * better[:, None]
         before += own * scale[:, None]
-        step = tl.where(here, (scale + better)[:, None], step)
+        if FIT_SCALES:
+            products = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for k in range(group * GROUP_SIZE, (group + 1) * GROUP_SIZE):
+                number = tl.load(codes_of_row + k, mask=in_rows, other=0).to(tl.float32)
+                others = tl.load(gram + k * gram_stride + column, mask=in_columns, other=0.0)
+                products += number[:, None] * others[None, :]
+            curvature = tl.sum(own * products, 1)
+            slope = tl.sum(own * slopes, 1)
+            best = tl.where(curvature > 0.0, scale + slope / curvature, scale)
+            better = _as_stored(best, own_unit, BYTE_SCALES) - scale
+            # A rounded scale may be worse than what is there, and none may become zero.
+            gain = 2.0 * better * slope - better * better * curvature
+            better = tl.where((gain > 0.0) & (scale + better != 0.0), better, 0.0)
+            slopes -= products * better[:, None]
+            scale += better
+        step = tl.where(here, scale[:, None], step)
     for group in range(num_columns // GROUP_SIZE):
         first = group * GROUP_SIZE
         scale = tl.sum(tl.where((column == first)[None, :], step, 0.0), 1)
@@ -184,11 +200,13 @@ def descend_block(
             others = tl.load(gram + k * gram_stride + column, mask=in_columns, other=0.0)
             slope = tl.sum(tl.where(here, slopes, 0.0), 1)
             curvature = tl.load(gram + k * gram_stride + k) * scale
-            best = _nearest(number + slope / curvature, numbers, FIRST, LAST)
+            best = _nearest(number + slope / curvature, numbers, FIRST, LAST, IS_E4M3)
             slopes += ((number - best) * scale)[:, None] * others[None, :]
             code = tl.where(here, best[:, None], code)
     tl.store(change + line * num_columns + column[None, :], before - code * step, mask=inside)
-    tl.store(codes + line * codes_stride + column[None, :], code.to(tl.int8), mask=inside)
+    tl.store(
+        codes + line * codes_stride + column[None, :], code.to(codes.dtype.element_ty), mask=inside
+    )
     first_of_group = inside & (column % GROUP_SIZE == 0)[None, :]
     at = scales + line * scales_stride + (column // GROUP_SIZE)[None, :]
     tl.store(at, step, mask=first_of_group)

@@ -27,7 +27,7 @@ class TritonSteps:
     def __init__(self, grid: CodeGrid, device: torch.device) -> None:
         self._grid = grid
         self._shares = grid.tried_shares.to(device)
-        self._numbers = None if grid.is_contiguous else grid.halves.to(device)
+        self._numbers = grid.halves.to(device) if _has_table(grid) else None
 
     def best_scales(
         self, groups: torch.Tensor, widest: torch.Tensor, unit: torch.Tensor
@@ -61,12 +61,14 @@ class TritonSteps:
         residual: torch.Tensor,
         gram: torch.Tensor,
         unit: torch.Tensor,
+        *,
+        fit_scales: bool,
     ) -> torch.Tensor:
         rows, columns = codes.shape
         change = residual.new_empty(rows, columns)
         strides = (one.stride(0) for one in (codes, scales, residual, gram))
         tensors = (codes, scales, residual, gram, unit, self._numbers, change)
-        source = descend_block(self._grid, columns // scales.shape[1])
+        source = descend_block(self._grid, columns // scales.shape[1], fit_scales=fit_scales)
         _launch(source, rows, *tensors, rows, columns, *strides)
         return change
 
@@ -91,11 +93,12 @@ def round_block(grid: CodeGrid) -> KernelSource:
     return _source(triton_kernels.round_block, grid, pointers, scalars, constants, num_warps=1)
 
 
-def descend_block(grid: CodeGrid, group_size: int) -> KernelSource:
+def descend_block(grid: CodeGrid, group_size: int, *, fit_scales: bool = True) -> KernelSource:
     strides = ("codes_stride", "scales_stride", "residual_stride", "gram_stride")
     constants = {
         "GROUP_SIZE": group_size,
         "BYTE_SCALES": grid.byte_scales,
+        "FIT_SCALES": fit_scales,
         "ROWS": _ROWS,
         "COLUMNS": BLOCK,
     }
@@ -113,17 +116,27 @@ def _source(
     *,
     num_warps: int,
 ) -> KernelSource:
-    absent = ("numbers",) if grid.is_contiguous else ()
+    absent = () if _has_table(grid) else ("numbers",)
+    code = "f32" if grid.is_e4m3 else "i8"
     parameters = (
         *(
-            KernelParameter(name, "i8" if name == "codes" else "f32")
+            KernelParameter(name, code if name == "codes" else "f32")
             for name in pointers
             if name not in absent
         ),
         *(KernelParameter(name, "i32", is_pointer=False) for name in scalars),
     )
-    ends = {"FIRST": grid.numbers[0], "LAST": grid.numbers[-1]}
-    return KernelSource(function, parameters, {**constants, **ends}, num_warps, absent=absent)
+    numbers = {
+        "FIRST": int(grid.numbers[0]),
+        "LAST": int(grid.numbers[-1]),
+        "IS_E4M3": grid.is_e4m3,
+    }
+    return KernelSource(function, parameters, {**constants, **numbers}, num_warps, absent=absent)
+
+
+def _has_table(grid: CodeGrid) -> bool:
+    """Whether kernels look numbers up."""
+    return not grid.is_contiguous and not grid.is_e4m3
 
 
 def _launch(source: KernelSource, num_rows: int, *arguments: torch.Tensor | int | None) -> None:

@@ -19,8 +19,8 @@ from tests.support.rounding_cases import (
 from tests.support.torch_gpu import needs_torch_gpu
 from tests.support.triton_kernels import in_interpreter, needs_triton
 from trtc.plugins.gpu.arch import ARCHS
-from trtc.quant.block_steps import BlockSteps
-from trtc.quant.code_grid import GRIDS, CodeGrid
+from trtc.quant.block_steps import BLOCK, BlockSteps
+from trtc.quant.code_grid import E4M3, GRIDS, CodeGrid
 from trtc.quant.gptq import InputStatistics, Rounded, round_weights
 from trtc.quant.scheme import Gptq
 from trtc.quant.torch_steps import TorchSteps
@@ -159,6 +159,10 @@ def test_kernels_compile() -> None:
             (triton_steps.round_block, ()),
             (triton_steps.descend_block, (group_size,)),
         )
+    ]
+    sources += [
+        triton_steps.round_block(E4M3),
+        triton_steps.descend_block(E4M3, BLOCK, fit_scales=False),
     ]
     for kernel in compile_sources(sources, 90):
         assert kernel.cubin.startswith(b"\x7fELF")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import CalibrationError
-from trtc.quant.code_grid import INT4, IQ4, CodeGrid
-from trtc.quant.gptq import InputStatistics, round_weights, search_scales
+from trtc.quant.code_grid import E4M3, INT4, IQ4, CodeGrid
+from trtc.quant.gptq import InputStatistics, round_by_scales, round_weights, search_scales
 from trtc.quant.scheme import Gptq
 
 GROUP = 32
@@ -61,27 +61,57 @@ def test_gptaq_makes_good_for_what_the_inputs_lost(seed: int) -> None:
     assert error(ASYMMETRIC, statistics(x, exact)) < 0.9 * error(PLAIN, statistics(x))
 
 
-def test_columns_are_rounded_as_the_papers_define() -> None:
-    """By solving for the columns that are left each time, in float64 and in the order of power."""
-    torch.manual_seed(0)
-    weight, x = torch.randn(8, 64), correlated(256, 64, 0)
-    scales = search_scales(weight, GROUP)[0].double().repeat_interleave(GROUP, 1)
+def defined(
+    weight: torch.Tensor, x: torch.Tensor, scales: torch.Tensor, grid: CodeGrid
+) -> torch.Tensor:
+    """Codes by solving for the columns that are left each time, in float64 and in the order of
+    power."""
+    depth = weight.shape[1]
     gram = (x.T @ x).double()
-    gram += torch.eye(64) * ONCE.damping * gram.diagonal().mean()
+    gram += torch.eye(depth) * ONCE.damping * gram.diagonal().mean()
     order = (x.T @ x).diagonal().argsort(descending=True).tolist()
-    left, codes = weight.double().clone(), torch.zeros(8, 64)
+    left, codes = weight.double().clone(), torch.zeros(weight.shape)
     while order:
         k, rest = order[0], order[1:]
-        codes[:, k] = (left[:, k] / scales[:, k]).round().clamp(-8, 7)
+        codes[:, k] = grid.round((left[:, k] / scales[:, k]).float())
         error = codes[:, k] * scales[:, k] - left[:, k]
         if rest:
             # The change of the others that least changes the output, given this column's.
             best = torch.linalg.solve(gram[rest][:, rest], gram[rest, k])
             left[:, rest] -= error[:, None] * best
         order = rest
+    return codes
+
+
+def test_columns_are_rounded_as_the_papers_define() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 64), correlated(256, 64, 0)
+    scales = search_scales(weight, GROUP)[0].double().repeat_interleave(GROUP, 1)
     found = round_weights(weight.clone(), statistics(x), GROUP, ONCE)
-    same = (found.codes == codes).double().mean()
+    same = (found.codes == defined(weight, x, scales, INT4)).double().mean()
     assert same > 0.99  # f32 may tip a tie, and what follows it
+
+
+def test_columns_of_rows_with_scales_are_rounded_as_the_papers_define() -> None:
+    """Codes of E4M3; the last block is narrower, and one channel has no inputs."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 200), correlated(512, 200, 0)
+    x[:, 7] = 0
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    given = scales.clone()
+    found = round_by_scales(weight.clone(), statistics(x), given, ONCE, E4M3)
+    assert torch.equal(given, scales)
+    wanted = defined(weight, x, scales.double().expand(8, 200), E4M3)
+    assert (found == wanted).double().mean() > 0.99  # f32 may tip a tie, and what follows it
+    better = round_by_scales(weight.clone(), statistics(x), given, PLAIN, E4M3)
+    for codes in (found, better):
+        assert torch.equal(codes[:, 7], E4M3.round(weight[:, 7] / scales[:, 0]))
+    nearest = E4M3.round(weight / scales)
+    errors = [
+        float((x @ (weight - codes * scales).T).square().mean())
+        for codes in (better, found, nearest)
+    ]
+    assert errors[0] < 0.9 * errors[1] < 0.5 * errors[2]
 
 
 def test_gptaq_rounds_the_weights_that_would_be_best() -> None:

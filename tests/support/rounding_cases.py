@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from trtc.quant.block_steps import BlockSteps
-from trtc.quant.code_grid import INT4, INT6, IQ4, CodeGrid
+from trtc.quant.code_grid import E4M3, INT4, INT6, IQ4, CodeGrid
 from trtc.quant.gptq import search_scales
 
 
@@ -17,6 +17,8 @@ class Case:
     group_size: int
     rows: int
     columns: int
+    fit_scales: bool = True
+    """Whether descent decides them; else there is one a row, for all groups."""
 
 
 CASES = {
@@ -25,6 +27,7 @@ CASES = {
     "iq4": Case(IQ4, 32, 3, 128),
     "iq4-g16-ragged": Case(IQ4, 16, 5, 48),
     "int6-g64-one-row": Case(INT6, 64, 1, 64),
+    "e4m3-ragged": Case(E4M3, 96, 9, 96, fit_scales=False),
 }
 
 
@@ -67,7 +70,7 @@ class Problem:
     def nearest(self) -> torch.Tensor:
         """Codes, of the weight as it is."""
         steps = self.scales.repeat_interleave(self.case.group_size, 1)
-        return self.case.grid.round(self.weight / steps).to(torch.int8)
+        return self.case.grid.round(self.weight / steps).to(self.case.grid.code_dtype)
 
     def error(self, codes: torch.Tensor, scales: torch.Tensor) -> float:
         """In float64."""
@@ -95,6 +98,8 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     gram = (x.T @ x).div_(512)
     gram.diagonal().add_(0.05 * gram.diagonal().mean())
     scales, unit = search_scales(weight, case.group_size, case.grid)
+    if not case.fit_scales:
+        scales = scales.amax(1, keepdim=True).expand_as(scales).contiguous()
     operands = (weight, gram, scales, unit)
     return Problem(case, *(one.to(device) for one in operands))
 
@@ -127,6 +132,7 @@ def descended(steps: BlockSteps, given: Problem) -> Outcome:
         residual[:, block],
         given.gram[block, block],
         given.unit,
+        fit_scales=given.case.fit_scales,
     )
     assert torch.equal(residual, kept)
     return Outcome(codes, scales, change)
