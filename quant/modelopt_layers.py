@@ -34,8 +34,10 @@ from trtc.quant.layerwise import (
     states_of,
 )
 from trtc.quant.linears import quantizable_linears
+from trtc.quant.modelopt_rounding import round_weights_of, sums_of_sites
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.reference_model import layer_prefixes
+from trtc.quant.scheme import Gptq
 from trtc.quant.shared_norms import norms_kept_for_others
 from trtc.quant.side_thread import SideThread
 from trtc.quant.wide_linears import wide_linears
@@ -99,7 +101,7 @@ class _Texts:
 
 
 def calibrate_layers(
-    job: CalibrationJob, config: dict[str, Any], side: SideThread
+    job: CalibrationJob, config: dict[str, Any], rounding: Gptq | None, side: SideThread
 ) -> Iterator[CalibratedLayer]:
     """Calibrate and export the layers of a job's model, which are lost. With journals, layers that
     a run before has done are read.
@@ -109,6 +111,7 @@ def calibrate_layers(
 
     Args:
         config: modelopt's.
+        rounding: of E4M3 weights; None: to nearest.
         side: writes the journal.
 
     Raises:
@@ -117,7 +120,7 @@ def calibrate_layers(
     """
     model, source = job.model, job.source
     layers, prefixes = model.base_model.layers, layer_prefixes(model)
-    journal = _journal_of(job, config)
+    journal = _journal_of(job, config, rounding)
     done = 0 if journal is None else journal.num_layers()
     with wide_linears():
         texts = _open_texts(job, config)
@@ -133,8 +136,8 @@ def calibrate_layers(
             prefix = prefixes[index]
             own = [name.removeprefix(prefix) for name in linears if name.startswith(prefix)]
             part = LayerModel(model.config, layers[index], index, texts.probe)
-            with source.held(index), wide_linears():
-                layer = _quantized(part, prefix, own, config["algorithm"], texts)
+            with source.held(index):
+                layer = _quantized(part, prefix, own, config["algorithm"], rounding, texts)
             part.to("meta")  # with its quantisers, some of which are as large as scales
             side.wait()
             if journal is not None:
@@ -145,10 +148,12 @@ def calibrate_layers(
     job.progress(Step(job.phase, len(layers), len(layers), "layers"))
 
 
-def _journal_of(job: CalibrationJob, config: dict[str, Any]) -> Journal | None:
+def _journal_of(
+    job: CalibrationJob, config: dict[str, Any], rounding: Gptq | None
+) -> Journal | None:
     """Where a job keeps the layers that it calibrates so; None: nowhere."""
     # JSON is the same in every process.
-    run = ("nvidia-modelopt", metadata.version("nvidia-modelopt"), json.dumps(config))
+    run = ("nvidia-modelopt", metadata.version("nvidia-modelopt"), json.dumps(config), rounding)
     return None if job.journals is None else job.journals.of_run(run)
 
 
@@ -160,7 +165,12 @@ def _read(journal: Journal, count: int) -> Iterator[CalibratedLayer]:
 
 
 def _quantized(
-    part: LayerModel, prefix: str, linears: Sequence[str], algorithm: Any, texts: _Texts
+    part: LayerModel,
+    prefix: str,
+    linears: Sequence[str],
+    algorithm: Any,
+    rounding: Gptq | None,
+    texts: _Texts,
 ) -> CalibratedLayer:
     """Calibrate, measure and export a layer, and take the texts through it.
 
@@ -169,15 +179,20 @@ def _quantized(
         linears: that are quantised, or could be; within the layer.
     """
     layer, index = part.layer, part.index
-    with _guarded(layer, linears, prefix), _collecting(layer):
-        _calibrate(part, algorithm, _forward_loop(part, texts))
-    check_scales(layer, prefix)
-    _share_scales(part)
-    errors = measure_layer(layer, prefix, index, texts.heldout)
-    advance(layer, index, texts.probe)
-    return CalibratedLayer(
-        {prefix + name: tensor for name, tensor in _exported(part).items()}, errors
-    )
+    with wide_linears():
+        sums = {} if rounding is None else sums_of_sites(layer, linears, index, texts.probe)
+        gathering = hooked(layer, {site.linears[0]: one.hook for site, one in sums.items()})
+        with _guarded(layer, linears, prefix), _collecting(layer), gathering:
+            _calibrate(part, algorithm, _forward_loop(part, texts))
+        check_scales(layer, prefix)
+        _share_scales(part)
+    if rounding is not None:
+        round_weights_of(layer, sums, rounding)
+    with wide_linears():
+        errors = measure_layer(layer, prefix, index, texts.heldout)
+        advance(layer, index, texts.probe)
+        exported = _exported(part)
+    return CalibratedLayer({prefix + name: one for name, one in exported.items()}, errors)
 
 
 def _open_texts(job: CalibrationJob, config: dict[str, Any]) -> _Texts:

@@ -18,7 +18,7 @@ from trtc.quant.modelopt_checkpoint import ModeloptCheckpoint
 from trtc.quant.modelopt_layers import calibrate_layers, check_scales, method_of, searches
 from trtc.quant.modelopt_memory import modelopt_bytes
 from trtc.quant.quiet import quiet_libraries
-from trtc.quant.scheme import Modelopt, Scheme
+from trtc.quant.scheme import Gptq, Modelopt, Scheme
 from trtc.quant.side_thread import side_thread
 
 _MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
@@ -38,7 +38,12 @@ class ModeloptCalibrator:
     """Names of linears that stay unquantised."""
 
     def work_bytes(self, model_dir: Path) -> int:
-        return modelopt_bytes(model_dir, self.max_tokens, searches=searches(self._config()))
+        return modelopt_bytes(
+            model_dir,
+            self.max_tokens,
+            searches=searches(self._config()),
+            rounds=self._rounding is not None,
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -48,12 +53,17 @@ class ModeloptCalibrator:
         target = ModeloptCheckpoint(job.model, job.output_dir)
         errors: list[LayerError] = []
         with side_thread() as side:
-            for layer in calibrate_layers(job, self._config(), side):
+            for layer in calibrate_layers(job, self._config(), self._rounding, side):
                 target.add(layer.tensors)
                 errors += layer.errors
         job.progress(Step("writing the quantised checkpoint"))
         target.finish()
         return tuple(errors)
+
+    @property
+    def _rounding(self) -> Gptq | None:
+        assert isinstance(self.scheme.calibration, Modelopt)
+        return self.scheme.calibration.rounding
 
     def _config(self) -> dict[str, Any]:
         return modelopt_config(self.scheme, self.kv_dtype, self.kept)

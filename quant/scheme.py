@@ -17,14 +17,6 @@ mxfp4: E2M1 weights whose scales are powers of two (OCP Microscaling Formats 1.0
 
 
 @dataclass(frozen=True)
-class Modelopt:
-    """Calibration by nvidia-modelopt."""
-
-    config: str
-    """Name of its config, which says the algorithm too."""
-
-
-@dataclass(frozen=True)
 class Gptq:
     """Calibration by GPTQ, or by GPTAQ, for weights of 4 and 6 bits in groups (quant/gptq.py)."""
 
@@ -42,6 +34,16 @@ class Gptq:
     shrinkage: float = 0.2
     """Share of its own power that is added to each channel's while descending: as much less do
     channels count as correlated."""
+
+
+@dataclass(frozen=True)
+class Modelopt:
+    """Calibration by nvidia-modelopt."""
+
+    config: str
+    """Name of its config, which says the algorithm too."""
+    rounding: Gptq | None = None
+    """Of weights to E4M3, with modelopt's scales (quant/modelopt_rounding.py); None: to nearest."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,13 @@ SCHEMES: dict[str, Scheme] = {
     for scheme in (
         Scheme("fp32", "f32", "f32", "f32"),
         Scheme("bf16", "bf16", "bf16", "bf16"),
-        Scheme("fp8", "bf16", "f8e4m3", "f8e4m3", calibration=Modelopt("FP8_DEFAULT_CFG")),
+        Scheme(
+            "fp8",
+            "bf16",
+            "f8e4m3",
+            "f8e4m3",
+            calibration=Modelopt("FP8_DEFAULT_CFG", rounding=Gptq(asymmetric=False)),
+        ),
         Scheme(
             "int8_sq",
             "bf16",

@@ -37,12 +37,11 @@ def peak():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 def calibrator(scheme, source):
+    names = list(linear_shapes(source))
+    kept = [name for name in names if not name.endswith("q_proj")]
     if scheme != "int4":
-        return ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", ())
-    formats = {
-        name: FORMATS["int4_g128"] if name.endswith("q_proj") else BF16
-        for name in linear_shapes(source)
-    }
+        return ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", tuple(kept))
+    formats = {name: BF16 if name in kept else FORMATS["int4_g128"] for name in names}
     return GptqCalibrator(SCHEMES[scheme].calibration, "bf16", formats)
 
 def calibrate(scheme, source, output):

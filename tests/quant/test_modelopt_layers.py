@@ -3,6 +3,7 @@ the whole model."""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from trtc.quant.layerwise import BATCH
 from trtc.quant.modelopt_ptq import ModeloptCalibrator, modelopt_config
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.reference_model import load_model
-from trtc.quant.scheme import SCHEMES
+from trtc.quant.scheme import SCHEMES, Modelopt, Scheme
 from trtc.quant.wide_linears import wide_linears
 
 CASES = [
@@ -40,13 +41,24 @@ CASES = [
 IDS = np.random.default_rng(7).integers(3, VOCAB_SIZE, (6, 32), np.int32)
 
 
-def layer_by_layer(source: Path, scheme: str, output: Path) -> tuple[LayerError, ...]:
+TOKENS = TokenSet("ids", "", tuple(IDS))
+
+
+def layer_by_layer(
+    source: Path, scheme: Scheme, output: Path, heldout: TokenSet = HELDOUT
+) -> tuple[LayerError, ...]:
     output.mkdir()
     model = LayeredModel(source, "bfloat16")
     separate_experts(model.model)
-    tokens = TokenSet("ids", "", tuple(IDS))
-    job = CalibrationJob(model, source, output, tokens, HELDOUT, "", lambda step: None)
-    return ModeloptCalibrator(SCHEMES[scheme], "f8e4m3", ()).run(job)
+    job = CalibrationJob(model, source, output, TOKENS, heldout, "", lambda step: None)
+    return ModeloptCalibrator(scheme, "f8e4m3", ()).run(job)
+
+
+def by_modelopt_alone(name: str) -> Scheme:
+    """Weights rounded to nearest."""
+    scheme = SCHEMES[name]
+    assert isinstance(scheme.calibration, Modelopt)
+    return replace(scheme, calibration=replace(scheme.calibration, rounding=None))
 
 
 def whole(source: Path, scheme: str, output: Path) -> None:
@@ -78,7 +90,7 @@ def whole(source: Path, scheme: str, output: Path) -> None:
 def test_checkpoints_are_those_of_the_whole_model(family: str, scheme: str, tmp_path: Path) -> None:
     source = wide_checkpoint(family, tmp_path)
     stored = (source / "model.safetensors").read_bytes()
-    layer_by_layer(source, scheme, tmp_path / "layers")
+    layer_by_layer(source, by_modelopt_alone(scheme), tmp_path / "layers")
     whole(source, scheme, tmp_path / "whole")
     found, expected = (read_tensors(tmp_path / name) for name in ("layers", "whole"))
     assert sorted(found) == sorted(expected)
@@ -95,5 +107,28 @@ def test_checkpoints_are_those_of_the_whole_model(family: str, scheme: str, tmp_
 def test_nothing_is_dropped_out_while_layers_are_measured(tmp_path: Path) -> None:
     source = wide_checkpoint("seed_oss", tmp_path)
     assert json.loads((source / "config.json").read_text())["attention_dropout"] > 0
-    first, second = (layer_by_layer(source, "fp8", tmp_path / name) for name in ("a", "b"))
+    scheme = SCHEMES["fp8"]
+    first, second = (layer_by_layer(source, scheme, tmp_path / name) for name in ("a", "b"))
     assert first == second
+
+
+@pytest.mark.parametrize("family", ["llama_biased", "mixtral", "starcoder2"])
+def test_weights_that_gptq_rounds_give_nearer_outputs(family: str, tmp_path: Path) -> None:
+    """With the scales of modelopt, and all else as it writes it."""
+    source = wide_checkpoint(family, tmp_path)
+    schemes = {"rounded": SCHEMES["fp8"], "nearest": by_modelopt_alone("fp8")}
+    errors = {
+        name: layer_by_layer(source, scheme, tmp_path / name, heldout=TOKENS)
+        for name, scheme in schemes.items()
+    }
+    found, expected = (read_tensors(tmp_path / name) for name in schemes)
+    assert sorted(found) == sorted(expected)
+    weights = [name for name, tensor in expected.items() if tensor.dtype.name == "float8_e4m3fn"]
+    assert len(weights) == len({one.layer for one in errors["nearest"]})
+    for name, tensor in expected.items():
+        if name in weights:
+            assert (found[name] != tensor).any(), name
+        else:
+            np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+    gains = [a.sqnr_db - b.sqnr_db for a, b in zip(*errors.values(), strict=True)]
+    assert np.mean(gains) > 1, gains
