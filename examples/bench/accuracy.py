@@ -55,6 +55,7 @@ from trtc.quant.calibration_text import (
     tokenize,
 )
 from trtc.quant.checkpoint_search import recipe_search
+from trtc.quant.experts import separate_experts
 from trtc.quant.layer_source import WholeModel
 from trtc.quant.layerwise import run_text
 from trtc.quant.linears import quantizable_linears
@@ -234,9 +235,11 @@ def of_trtc(model_dir: Path, scheme: Scheme | FormatRecipe) -> Quantized:
         weights = {name: _dequantized(found, name, reader) for name in found.linears}
         kept = {name: reader.read(name) for name in reader.names if not _is_of(name, weights)}
         model = load_model(model_dir, "float32")
+        separate_experts(model)
         _fill(model, {**kept, **{f"{name}.weight": one for name, one in weights.items()}})
         _round_inputs(model, found, reader)
         linears = dict(quantizable_linears(model))
+        assert weights.keys() <= linears.keys(), "experts are modules of their own"
         stored = sum(reader.read(name).nbytes for name in reader.names if _is_of(name, linears))
         count = sum(linear.weight.numel() for linear in linears.values())
     return Quantized(model, 8 * stored / count)
