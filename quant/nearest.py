@@ -1,5 +1,5 @@
-"""8-bit weights, rounded to nearest: of int8 the gain of GPTQ is below the noise of measurements, and
-E4M3 with scales of channels needs no text so. And activations, by row."""
+"""8-bit weights, rounded to nearest: of int8 the gain of GPTQ is below the noise of measurements,
+and E4M3 with scales of channels needs no text so. And activations, by row."""
 
 import torch
 
