@@ -91,8 +91,7 @@ lint:
 	$(BIN)/ruff check .
 
 types:
-	$(BIN)/mypy -p trtc
-	$(BIN)/mypy tests examples
+	$(BIN)/mypy -p trtc -p tests -p examples
 
 arrows:
 	$(BIN)/lint-imports
