@@ -19,6 +19,7 @@ from tests.support.anthropic_sdk import anthropic_sdk
 from tests.support.ollama_client import ollama_client
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import RunningServer, manifest
+from tests.support.shared_text import shared_tokenizer
 from tests.support.tensors import tensors
 from tests.support.tgi_client import tgi_client
 from trtc.runtime.client import AsyncClient
@@ -246,12 +247,9 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
 def _of_text(text: str, case: Case) -> Sequences:
     """The tokens of an answer that tells its text alone: those expected, if that is their text."""
     assert ENGINE.tokenizer is not None
-    tokenizer = Tokenizer.load(ENGINE.tokenizer)
-    try:
-        (expected,) = case.expected
-        return [expected if tokenizer.decode(expected) == text else list(tokenizer.encode(text))]
-    finally:
-        tokenizer.close()
+    tokenizer = shared_tokenizer(ENGINE.tokenizer)
+    (expected,) = case.expected
+    return [expected if tokenizer.decode(expected) == text else list(tokenizer.encode(text))]
 
 
 async def _ollama(server: RunningServer, case: Case, *, stream: bool) -> Sequences | None:

@@ -25,6 +25,9 @@ _ENVIRONMENT = {
     "LANGSMITH_TRACING": "false",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "PYTHONWARNINGS": "ignore",
+    # Nor is any authority trusted: each client would read all certificates of the system's.
+    "SSL_CERT_FILE": "",
+    "SSL_CERT_DIR": str(Path(__file__).parent),
 }
 
 ASKED: Mapping[str, Mapping[str, Ask]] = {

@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.support.chat_templates import CHATML_WITH_TOOLS
 from tests.support.servers import CONFIG, EOS, TOKENIZER, EchoEngine, RunningServer, serve_executor
+from tests.support.shared_text import shared_tokenizer
 from trtc.runtime.executors.base import Float32s, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.server.app import Server
@@ -88,7 +89,7 @@ async def scripted_server(
     directory: Path, script: Callable[[str], str] = script
 ) -> AsyncIterator[RunningServer]:
     """A started server of one engine, `echo`, over the tokenizer of a directory."""
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = shared_tokenizer(directory)
     engine = EchoEngine(tokenizer=directory, answer_format="hermes")
     executor = ScriptedExecutor(tokenizer, script)
     server = Server(
@@ -99,4 +100,3 @@ async def scripted_server(
         yield RunningServer(server)
     finally:
         await server.close()
-        tokenizer.close()

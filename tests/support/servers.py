@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.support.shared_text import SharingGrammars, shared_tokenizer
 from trtc.protos.manifest import ByteLedger, Canary, Manifest, ModelFacts, SchemeFacts, TargetFacts
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 from trtc.runtime.engine.config import EngineConfig, EngineSource
@@ -24,7 +25,6 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.base import FrontendConfig
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
-from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request_defaults import request_defaults
@@ -34,7 +34,6 @@ from trtc.runtime.service.access import AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.limits import ServiceLimits
-from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.runtime.wire.tls import ServerTls
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
@@ -122,7 +121,7 @@ def serve_executor(
     executor: Executor, engine: EchoEngine, name: str, config: EngineConfig
 ) -> EngineHandle:
     """The running loop of an executor that echoes."""
-    tokenizer = Tokenizer.load(engine.tokenizer) if engine.tokenizer is not None else None
+    tokenizer = shared_tokenizer(engine.tokenizer) if engine.tokenizer is not None else None
     facts = manifest(engine, executor)
     loop = EngineLoop(
         executor,
@@ -139,13 +138,11 @@ def serve_executor(
     )
     loop.start()
 
-    grammars = Grammars(tokenizer, facts.model.vocab_size, (EOS,), engine.grammars)
+    grammars = SharingGrammars(tokenizer, facts.model.vocab_size, (EOS,), engine.grammars)
     grammars.prepare(name)
 
     def close() -> None:
         grammars.close()
-        if tokenizer is not None:
-            tokenizer.close()
         executor.close()
 
     return EngineHandle(
