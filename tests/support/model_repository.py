@@ -1,5 +1,6 @@
 """A directory of engines that echo, and servers of such directories."""
 
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -64,7 +65,11 @@ async def repository_server(
     load: Sequence[str] = (),
     config: ServerConfig = CONFIG,
 ) -> AsyncIterator[RunningServer]:
-    """A started server; on the way out it drains and must leave nothing behind."""
+    """A started server; on the way out it drains and must leave nothing behind.
+
+    Each model that goes is followed by a collection of garbage, which does not visit the million
+    objects of the libraries that tests import."""
+    gc.freeze()  # until the end of the test: tests/conftest.py
     repository = RepositoryConfig(root, poll_s, tuple(load))
     config = replace(config, engines=(), repository=repository)
     server = Server(config, opener=open_from)
