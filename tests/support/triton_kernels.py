@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.library_product import library_product
+from tests.support.quick_interpreter import make_quick
 
 Answer = TypeVar("Answer")
 Array = NDArray[Any]
@@ -34,6 +34,8 @@ _FLOATS: Mapping[str, np.dtype[Any]] = {
     "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 """Triton's names."""
+_BITS = {name: _FLOATS[name] for name in ("bf16", "fp8e4nv")}
+"""Those that the interpreter holds as integers of the same width."""
 _TORCH_TYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
     "bf16": torch.bfloat16,
@@ -41,12 +43,6 @@ _TORCH_TYPES: Mapping[str, torch.dtype] = {
     "i8": torch.int8,
     "i32": torch.int32,
 }
-_IN_NUMPY: Mapping[str, Callable[[Array, Array], Array]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-}
-"""Triton's names."""
 INTERPRETED_SM = 80
 """The interpreter knows no griddepcontrol, and has E4M3 on every SM."""
 
@@ -109,9 +105,6 @@ def set_interpreted() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
-    interpreter._patch_lang = _once_a_module(interpreter._patch_lang, interpreter._LangPatchScope)
-    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
-    interpreter.TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter.InterpreterBuilder.create_fma = _fma
@@ -119,82 +112,7 @@ def set_interpreted() -> None:
     cast = interpreter.InterpreterBuilder.cast_impl
     interpreter.InterpreterBuilder.cast_impl = lambda *arguments: _cast(cast, *arguments)
     _replace_assembly()
-    _remember_shapes()
-
-
-def _remember_shapes() -> None:
-    """What Triton makes anew for every value: the shape of a tensor, and its type of a block. They
-    never change, and are a quarter of a kernel's time here."""
-    from triton.language import core
-
-    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
-    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
-    make_block = core.block_type.__init__
-
-    def make_tensor(self: Any, handle: Any, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        sizes = tuple(type.shape.values) if type.is_block() else ()
-        if sizes not in shapes:
-            shape = core.tuple([core.constexpr(size) for size in sizes])
-            shapes[sizes] = shape, core.constexpr(math.prod(sizes))
-        self.shape, self.numel = shapes[sizes]
-
-    def make_block_once(self: Any, element_ty: Any, shape: Any) -> None:
-        pointer = element_ty.is_ptr() and (element_ty.const, element_ty.address_space)
-        sizes = tuple(core._unwrap_if_constexpr(size) for size in shape)
-        known = (element_ty.name, pointer, sizes)
-        if known not in blocks:
-            make_block(self, element_ty, shape)
-            blocks[known] = dict(vars(self))
-        vars(self).update(blocks[known])
-
-    core.tensor.__init__ = make_tensor
-    core.block_type.__init__ = make_block_once
-
-
-def _once_a_module(patch: Any, scope: Any) -> Callable[[Any], Any]:
-    """Triton's patch of its language, for good: its own comes with every call of a function and
-    goes with the launch, which is half of a kernel's time here. This process only interprets."""
-    patched: set[str] = set()
-
-    def once(function: Any) -> Any:
-        if function.__module__ not in patched:
-            patched.add(function.__module__)
-            patch(function)
-        return scope()
-
-    return once
-
-
-def _by_name(numpy_type: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
-    """Triton's function, which makes its table for every operation, asked once for each type."""
-    known: dict[str, np.dtype[Any]] = {}
-
-    def type_of(asked: Any) -> np.dtype[Any]:
-        scalar = asked.scalar
-        if scalar.is_ptr():
-            return np.dtype(np.uint64)
-        if scalar.name not in known:
-            known[scalar.name] = numpy_type(scalar)
-        return known[scalar.name]
-
-    return type_of
-
-
-def _check_overflow(self: Any, left: Any, right: Any, operation: Any) -> None:
-    """That an integer of fewer than 64 bits holds a sum, difference or product; Triton's own
-    computes that by eight operations of its language, a quarter of a kernel's time here."""
-    scalar = left.type.scalar
-    if scalar.int_bitwidth >= 64:
-        return
-    wide = _IN_NUMPY[operation.__name__](
-        left.handle.data.astype(np.int64), right.handle.data.astype(np.int64)
-    )
-    if wide.size:
-        lowest, highest = scalar.get_int_min_value(), scalar.get_int_max_value()
-        assert lowest <= wide.min() and wide.max() <= highest, (
-            f"int{scalar.int_bitwidth} overflow of {operation.__name__}"
-        )
+    make_quick()
 
 
 def _replace_assembly() -> None:
@@ -245,12 +163,13 @@ def _binary(self: Any, left: Any, right: Any, operation: Any) -> Any:
     """An operation on numbers; Triton's own takes the bits of bf16 for integers."""
     from triton.runtime.interpreter import TensorHandle
 
-    result = operation(_numbers(left), _numbers(right))
-    if left.dtype.scalar.name in ("bf16", "fp8e4nv") and result.dtype != bool:
-        result = result.astype(_FLOATS[left.dtype.scalar.name]).view(left.data.dtype)
-    elif left.dtype.scalar.is_int() and result.dtype != bool:
-        result = result.astype(left.data.dtype)
-    return TensorHandle(result, left.dtype.scalar)
+    scalar, result = left.dtype.scalar, operation(_numbers(left), _numbers(right))
+    if result.dtype != left.data.dtype and result.dtype != bool:
+        if scalar.name in _BITS:
+            result = result.astype(_BITS[scalar.name]).view(left.data.dtype)
+        elif scalar.is_int():
+            result = result.astype(left.data.dtype)
+    return TensorHandle(result, scalar)
 
 
 def _cast(cast: Any, self: Any, source: Any, target: Any) -> Any:
@@ -265,9 +184,9 @@ def _cast(cast: Any, self: Any, source: Any, target: Any) -> Any:
 def _numbers(handle: Any) -> Array:
     """Of a tensor, whose type the interpreter may hold as bits; what a comparison gave keeps the
     type of what was compared."""
-    name = handle.dtype.scalar.name
     data: Array = handle.data
-    return data.view(_FLOATS[name]) if name in _FLOATS and data.dtype != bool else data
+    number = _BITS.get(handle.dtype.scalar.name)
+    return data if number is None or data.dtype == bool else data.view(number)
 
 
 def interpret(launch: Launch) -> dict[str, Array]:
