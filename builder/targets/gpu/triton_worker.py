@@ -71,11 +71,14 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
 
 def answer_in_fork(line: str) -> str:
     """The answers to a line of requests, as JSON."""
+    requests = json.loads(line)
+    for request in requests:
+        importlib.import_module(request["module"])  # for the forks after it, too
     answers, written = os.pipe()
     child = os.fork()
     if not child:
         os.close(answers)
-        compiled = [compile_request(request) for request in json.loads(line)]
+        compiled = [compile_request(request) for request in requests]
         with os.fdopen(written, "w") as pipe:
             json.dump(compiled, pipe)
         os._exit(0)
@@ -87,8 +90,9 @@ def answer_in_fork(line: str) -> str:
 
 
 def main() -> None:
+    # What every fork needs.
     import triton.backends.compiler
-    import triton.compiler  # noqa: F401 (what every fork needs)
+    import triton.compiler.code_generator  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(answer_in_fork(line) + "\n")
