@@ -9,6 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from tests.quant.test_calibrate import calibration_ids
 from tests.support.bundles import NoReader, bundle_module, distance
 from tests.support.caches import uniform_layout
 from tests.support.compiled import stand_in_for_each
@@ -24,6 +25,7 @@ from trtc.builder.targets.tensorrt.target import make_profiles, parse_tensorrt_t
 from trtc.protos.bundle import read_recipe
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits, read_manifest
+from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.session import open_session
 
 needs_triton()
@@ -69,7 +71,10 @@ def test_the_graph_file_is_the_model(
 ) -> None:
     """The exact file, plugins and all, against Transformers in f32 and against the CPU engine."""
     monkeypatch.setattr(kernels, "compile_kernels", stand_in_for_each)
-    bundle = make_bundle(tmp_path, family, dtype=dtype)
+    options: dict[str, Any] = {"dtype": dtype, "eval_tokens": 0}
+    if SCHEMES[dtype].calibration is not None:
+        options["calib"] = calibration_ids(tmp_path / "calibration.jsonl")
+    bundle = make_bundle(tmp_path, family, **options)
     found = bundle_logits(bundle, PROMPT)
     model, twin_share = CASES[family, dtype]
     assert distance(found, transformers_logits(tmp_path / family, PROMPT)) < model
@@ -77,11 +82,11 @@ def test_the_graph_file_is_the_model(
         BuildRequest(
             model=str(tmp_path / family),
             output=tmp_path / "cpu",
-            dtype=dtype,
             exact_activations=True,
             max_batch_size=4,
             max_seq_len=64,
             max_num_tokens=32,
+            **options,
         ),
         target=replace(parse_cpu_target(""), optimization="-O0"),
     ).path
