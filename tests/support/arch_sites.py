@@ -8,10 +8,10 @@ from trtc.plugins.gpu.lowering import Site
 from trtc.plugins.registry import REGISTRY
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM = 256, 4, 2, 64
-_KEY_DIM = 32
-"""Of delta nets."""
-RANK, LATENT = 256, 320
-"""Of Mistral-Small-4, the smallest of published ones."""
+_STATE_DIM = 32
+"""Of keys and of values of delta nets, and of Mamba-2."""
+RANK, LATENT = 64, 128
+"""Of latent attention; test_latent.py has those of published models."""
 _HEADS: dict[str, int] = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
 
 MakeSite = Callable[[int, str], Site]
@@ -106,15 +106,15 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "gated_delta": tuple(
         _site(
             "gated_delta",
-            {"channels": 2 * (_KEY_DIM + HEAD_DIM)},
+            {"channels": 4 * _STATE_DIM},
             dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
             | dict.fromkeys(("state", "rate", "dt_bias", "norm", "state_out"), "f32")
             | _bf16("qkv", "z", "b", "a")
             | scales,
             key_heads=1,
-            key_dim=_KEY_DIM,
+            key_dim=_STATE_DIM,
             value_heads=2,
-            value_dim=HEAD_DIM,
+            value_dim=_STATE_DIM,
             decays=decays,
             write_scale=2.0,
             gate=gate,
@@ -124,7 +124,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         )
         for decays, gate, scales in (
             (1, "silu", _bf16("out")),
-            (_KEY_DIM, "sigmoid", _bf16("out")),
+            (_STATE_DIM, "sigmoid", _bf16("out")),
             (1, "silu", {"pre_scale": "f32", **_SCALED}),
         )
     ),
@@ -156,7 +156,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "expanded_latent_attention": (
         _site(
             "expanded_latent_attention",
-            {"width": LATENT, "rank": RANK, "nope": 64, "value_dim": 128},
+            {"width": LATENT, "rank": RANK, "nope": 64, "value_dim": 64},
             dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
             | _bf16("attended", "q", "pool", "keys", "values", "out"),
             num_heads=HEADS,
@@ -189,7 +189,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         ),
         _site(
             "latent_attention",
-            {"width": LATENT, "top_k": 256},
+            {"width": LATENT, "top_k": 64},
             dict.fromkeys(("query_start", "context_lens", "page_table", "selected"), "i32")
             | _bf16("q", "pool", "out"),
             num_heads=HEADS,
@@ -279,14 +279,14 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         *(
             _site(
                 "mamba2",
-                {"channels": 4 * HEAD_DIM},
+                {"channels": 4 * _STATE_DIM},
                 dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
                 | dict.fromkeys(("state", "rate", "dt_bias", "skip", "state_out", norm), "f32")
                 | _bf16("xbc", "z", "dt", "out"),
                 heads=2,
-                head_dim=HEAD_DIM,
+                head_dim=_STATE_DIM,
                 groups=1,
-                state_size=HEAD_DIM,
+                state_size=_STATE_DIM,
                 eps=1e-6,
                 page_size=PAGE_SIZE,
             )
@@ -433,8 +433,8 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             | {"weights": "f32"}
             | _bf16("q", "pool"),
             num_heads=HEADS,
-            top_k=128,
-            max_context=512,
+            top_k=64,
+            max_context=128,
         ),
     ),
     "short_conv": (
