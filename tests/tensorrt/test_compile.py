@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled import compile_once
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.ptx import CompiledKernel, assemble, strip_hidden_parameters
-from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels, compile_kernels_in
+from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels_in
 from trtc.builder.targets.gpu.triton_process import TritonProcess
 from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES, parse_sm
 from trtc.protos.errors import InvariantError, UnsupportedError
@@ -87,7 +88,7 @@ def write_source(sm: int) -> Any:
 
 @functools.cache
 def compiled(sm: int) -> dict[tuple[Any, ...], CompiledKernel]:
-    """Every kernel for an SM by its operator and case, compiled in one process."""
+    """Every kernel for an SM by its operator and case."""
     pools = [case for case in CASES[sm] if ARCHS[sm].has_e4m3 or case[0] != "f8e4m3"]
     sources: dict[tuple[Any, ...], Any] = {
         **{("paged_attention", *case): attention_source(*case) for case in pools},
@@ -95,7 +96,7 @@ def compiled(sm: int) -> dict[tuple[Any, ...], CompiledKernel]:
         **{("attention_combine", tactic): combine_source(tactic) for tactic in (DECODE, PREFILL)},
         ("kv_write",): write_source(sm),
     }
-    return dict(zip(sources, compile_kernels(list(sources.values()), sm), strict=True))
+    return dict(zip(sources, compile_once(list(sources.values()), sm), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,8 @@ def test_a_build_where_tensorrt_is_goes_on_to_the_plan_and_measures_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
-    wanted = request(checkpoint, tmp_path / "engine", "fp32", target="tensorrt:sm_89")
+    options = {"target": "tensorrt:sm_89", "eval_tokens": 512}
+    wanted = request(checkpoint, tmp_path / "engine", "fp32", **options)
     with fake_machine(monkeypatch) as machine:
         result = build(wanted, probe=Probe())
         assert result.manifest.target.plan_version == VERSION

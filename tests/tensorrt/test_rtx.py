@@ -129,7 +129,7 @@ def test_inspect_shows_it(
 def test_the_command_line_builds_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
     output = tmp_path / "engine"
-    arguments = ["--target", "tensorrt-rtx:sm_89,sm_120", "--kv-dtype", "fp8"]
+    arguments = ["--target", "tensorrt-rtx:sm_89,sm_120", "--kv-dtype", "fp8", "--eval-tokens", "0"]
     command = ["build", "--model", str(checkpoint), "--output", str(output), *arguments]
     assert main([*command, "--max-seq-len", "64", "--max-batch-size", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["archs"] == ["sm_89", "sm_120"]
