@@ -69,6 +69,15 @@ class Cut:
         )
 
 
+_CLUSTERS = (1, 2, 4, 8)
+_FEW_TILES = 32
+_BLOCKS_OF_FEW_TILES = 96
+"""At most. More in clusters may not all run at once: those of a cluster run in one GPC."""
+_MOST_OF_FEW_TILES = 32
+"""Rows. A block reads some 45 bytes a nanosecond, so that products of few columns take as long as
+one of its rows. Microseconds of one row on an H200, one block a tile | several: 2048 -> 64 in bf16
+5.8 | 3.1; 2048 -> 257 in bf16 5.9 | 3.2; gate and up of 2048 -> 512 in E4M3 4.4 | 3.6; 4096 -> 2048
+in E4M3 5.8 | 5.6, and 7.3 by clusters of four."""
 _FEW_ROWS = (Cut(8), Cut(16), Cut(32))
 _MEASURED: Mapping[int, Mapping[tuple[str, str], tuple[Cut, ...]]] = {
     90: {
@@ -139,7 +148,12 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
 
 
 def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
-    """With 8 rows, two blocks a tile pay where rows are long and more SMs get work by it."""
+    """Blocks that share a tile. Of few tiles as many as have a segment for each team; else, with 8
+    rows, two pay where rows are long and more SMs get work by it."""
+    tiles = -(-columns // cut.tile_rows)
+    if tiles <= _FEW_TILES and cut.rows <= _MOST_OF_FEW_TILES:
+        most = min(-(-row_bytes // _ROW_BYTES) // cut.teams, _BLOCKS_OF_FEW_TILES // tiles)
+        return max(blocks for blocks in _CLUSTERS if blocks <= max(most, 1))
     if cut.rows > 8 or row_bytes < _DEEP_BYTES:
         return cut.cluster
     one, two = cut.clusters(columns, 90), 2 * Cut(8, cluster=2).clusters(columns, 90)

@@ -292,6 +292,33 @@ def test_narrow_linears_of_few_rows(gpu: Gpu, rng: np.random.Generator, case: Li
             assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Linear("bf16", "bf16", 64, 2048, layout="row_major", out="f32"),
+        Linear("bf16", "bf16", 257, 2048, bias=True, layout="row_major", out="f32"),
+        Linear("f8e4m3", "f8e4m3", 1000, 2048, input_scale=True, residual=True, layout="row_major"),
+    ],
+    ids=str,
+)
+def test_linears_of_few_columns(gpu: Gpu, rng: np.random.Generator, case: Linear) -> None:
+    """By every kernel but cuBLASLt, with as many rows as it takes, and one less."""
+    call = linear_call(rng, case, 64)
+    rows = {
+        name: call.inputs[name] for name in ("x", "residual") if call.inputs.get(name) is not None
+    }
+    aligned = {name: np.ascontiguousarray(one) for name, one in rows.items()}
+    call = replace(call, inputs={**call.inputs, **aligned})
+    variants = lower_gemm(site_of(call, "tokens", gpu.sm))
+    kernels = [at for at, one in enumerate(variants) if isinstance(one.work[0], Launch)]
+    assert [variants[at].max_rows for at in kernels][:2] == [8, 16]
+    for at in kernels:
+        most = min(variants[at].max_rows, 64)
+        for count in {1, most - 1, most}:
+            some = take_rows(call, slice(0, count))
+            assert_close(some, run_lowered(some, run=gpu.run, sm=gpu.sm, stale=0, variant=at))
+
+
 def test_linears_with_scales_of_rows(gpu: Gpu, rng: np.random.Generator) -> None:
     """Long rows, by every kernel but cuBLASLt: as many as it takes, and one less. Of long sums of
     E4M3 products, which kernels for more than 64 rows leave to them, the tensor cores keep some 14

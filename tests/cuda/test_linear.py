@@ -107,24 +107,28 @@ def test_the_softcap_of_logits_follows_the_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "sm", "rows"),
+    ("case", "sm", "rows", "blocks"),
     [
-        (SKINNY[0], 80, 8),
-        (SKINNY[0], 90, 32),
-        (SKINNY[1], 90, 64),
-        (SKINNY[2], 89, 16),
-        (SKINNY[2], 90, 8),
-        (SKINNY[3], 90, 128),
-        (SKINNY[4], 90, 16),
-        (SKINNY[4], 90, 64),
-        (LONG, 90, 8),
+        (SKINNY[0], 80, 8, 1),
+        (SKINNY[0], 90, 32, 2),
+        (SKINNY[1], 90, 64, 2),
+        (SKINNY[2], 89, 16, 1),
+        (SKINNY[2], 90, 8, 2),
+        (SKINNY[3], 90, 128, 2),
+        (SKINNY[3], 90, 16, 1),
+        (SKINNY[4], 90, 16, 2),
+        (SKINNY[4], 90, 64, 2),
+        (LONG, 90, 8, 8),
     ],
     ids=str,
 )
-def test_the_skinny_kernel_agrees_with_the_reference(case: Case, sm: int, rows: int) -> None:
-    """mma.sync, and WGMMA on sm_90; clusters of one block, and of two (64 rows
-    and 128, or 8 of long rows); copies at once, and as late as may be."""
+def test_the_skinny_kernel_agrees_with_the_reference(
+    case: Case, sm: int, rows: int, blocks: int
+) -> None:
+    """mma.sync, and WGMMA on sm_90; clusters of one block, of two, and of eight (long rows); copies
+    at once, and as late as may be."""
     source = two_clusters(site(case, sm), rows)
+    assert source.constants["CLUSTER"] == blocks
     for count in {1, rows // 2 + 1, rows}:
         call = dense_call(case, count)
         for lazy in (False, True):
