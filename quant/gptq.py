@@ -127,7 +127,7 @@ def round_weights(
     Raises:
         CalibrationError: inputs that are not finite.
     """
-    weight.masked_fill_(_power(inputs) == 0, 0)
+    weight.masked_fill_(inputs.gram.diagonal() == 0, 0)
     scales, unit = search_scales(weight, group_size, grid)
     codes = _round_by(weight, inputs, scales, unit, settings, grid, fit_scales=True)
     return Rounded(codes, scales, unit if grid.byte_scales else None)
@@ -157,14 +157,6 @@ def round_by_scales(
     return _round_by(weight, inputs, scales, unit, settings, grid, fit_scales=False)
 
 
-def _power(inputs: InputStatistics) -> torch.Tensor:
-    """Of each channel [K]."""
-    power = inputs.gram.diagonal().clone()
-    if not bool(power.isfinite().all()):
-        raise CalibrationError("gets activations that are not finite")
-    return power
-
-
 def _round_by(
     weight: torch.Tensor,
     inputs: InputStatistics,
@@ -182,7 +174,9 @@ def _round_by(
             one a row.
         unit: of the scales.
     """
-    power, group_size = _power(inputs), weight.shape[1] // scales.shape[1]
+    power, group_size = inputs.gram.diagonal().clone(), weight.shape[1] // scales.shape[1]
+    if not bool(power.isfinite().all()):
+        raise CalibrationError("gets activations that are not finite")
     silent = power == 0
     order = power.argsort(descending=True, stable=True)
     if inputs.shift is None:

@@ -171,6 +171,13 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def opened(model_dir: Path) -> Any:
+    """The model in f32, for weights that a library makes: experts are linears of their own."""
+    model = load_model(model_dir, "float32")
+    separate_experts(model)
+    return model
+
+
 def held_out(model_dir: Path, tokens: int) -> TokenSet:
     library = Path(sysconfig.get_path("stdlib"))
     samples = tuple((library / f"{name}.py").read_text("utf-8") for name in HELDOUT_FILES)
@@ -234,8 +241,7 @@ def of_trtc(model_dir: Path, scheme: Scheme | FormatRecipe) -> Quantized:
         assert found is not None
         weights = {name: _dequantized(found, name, reader) for name in found.linears}
         kept = {name: reader.read(name) for name in reader.names if not _is_of(name, weights)}
-        model = load_model(model_dir, "float32")
-        separate_experts(model)
+        model = opened(model_dir)
         _fill(model, {**kept, **{f"{name}.weight": one for name, one in weights.items()}})
         _round_inputs(model, found, reader)
         linears = dict(quantizable_linears(model))
@@ -343,7 +349,7 @@ def calibration(model_dir: Path) -> TokenSet:
 
 def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
     """A weight-only recipe of nvidia-modelopt's, groups of 128, max or searched scales."""
-    model = load_model(model_dir, "float32")
+    model = opened(model_dir)
     tokens = calibration(model_dir)
     with quiet_libraries():
         import modelopt.torch.quantization as mtq
@@ -358,7 +364,7 @@ def of_llama_cpp(model_dir: Path) -> Quantized:
     """llama.cpp's Q4_0 by its own Python package: groups of 32, f16 scales, no calibration."""
     import gguf
 
-    model = load_model(model_dir, "float32")
+    model = opened(model_dir)
     kind, stored, count = gguf.GGMLQuantizationType.Q4_0, 0, 0
     for _, linear in quantizable_linears(model):
         packed = gguf.quants.quantize(linear.weight.detach().numpy(), kind)
@@ -379,7 +385,7 @@ def of_k_quants(model_dir: Path, name: str, library: str | None) -> Quantized:
     floats, size = ctypes.POINTER(ctypes.c_float), ctypes.c_int64
     types: list[Any] = [ctypes.c_int, floats, ctypes.c_void_p, size, size, size, floats]
     ggml.ggml_quantize_chunk.argtypes = types
-    model = load_model(model_dir, "float32")
+    model = opened(model_dir)
     power = mean_squares(model, calibration(model_dir))
     kind, stored, count = gguf.GGMLQuantizationType[name], 0, 0
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -429,7 +435,7 @@ def of_rival(model_dir: Path, library: str, python: str | None) -> Quantized:
         # What a library prints is no part of the table.
         subprocess.run(command, check=True, stdout=sys.stderr)
         found = load_file(weights)
-    model = load_model(model_dir, "float32")
+    model = opened(model_dir)
     for path, linear in quantizable_linears(model):
         linear.weight.data.copy_(found[f"{path}.weight"])
     return Quantized(model, _GROUP_BITS)
