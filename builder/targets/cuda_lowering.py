@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from trtc.builder.memory import align
+from trtc.builder.targets.cuda_concurrency import overlap_calls
 from trtc.builder.targets.cuda_step import Numbered, grid_axes, plan_sampling, step_block
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel
@@ -31,6 +32,7 @@ from trtc.plugins.gpu.lowering import (
     Variant,
 )
 from trtc.plugins.gpu.sources import CudaSource, KernelSource
+from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError
 from trtc.protos.launch_plan import (
@@ -57,7 +59,9 @@ _ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class _LoweredCall:
+class LoweredCall:
+    """A call with all the ways to run it."""
+
     call: Call
     site: Site
     variants: tuple[Variant, ...]
@@ -82,11 +86,7 @@ def write_launches(
         UnsupportedError: the SM lacks what a kernel needs.
         InvariantError: a kernel does not compile.
     """
-    next_weights = [*(_tiled_weight(call) for call in plan.calls[1:]), None]
-    lowered = [
-        _lower(call, plan, sm, lowerings, next_weight)
-        for call, next_weight in zip(plan.calls, next_weights, strict=True)
-    ]
+    lowered = lower_calls(plan, sm, lowerings)
     kernels = _KernelTable(sm)
     block = step_block(plan)
     sampling = plan_sampling(plan, sm, block, kernels.add)
@@ -112,6 +112,24 @@ def write_launches(
     )
 
 
+def lower_calls(plan: Plan, sm: int, lowerings: Mapping[str, Lower]) -> list[LoweredCall]:
+    """Lower every call, those that can to run beside the one before them.
+
+    Raises:
+        UnsupportedError: the SM lacks what a kernel needs.
+        InvariantError: an operator has no kernels, or none for every step.
+    """
+    next_weights = [*(_tiled_weight(call) for call in plan.calls[1:]), None]
+    lowered = [
+        _lower(call, plan, sm, lowerings, next_weight)
+        for call, next_weight in zip(plan.calls, next_weights, strict=True)
+    ]
+    overlapped = overlap_calls(plan, REGISTRY, [one.variants for one in lowered])
+    return [
+        replace(one, variants=variants) for one, variants in zip(lowered, overlapped, strict=True)
+    ]
+
+
 def _tiled_weight(call: Call) -> Argument | None:
     """The weight of a call that is one product with 4-bit weights."""
     return next(
@@ -126,7 +144,7 @@ def _lower(
     sm: int,
     lowerings: Mapping[str, Lower],
     next_weight: Argument | None,
-) -> _LoweredCall:
+) -> LoweredCall:
     lower = lowerings.get(call.operator)
     if lower is None:
         raise InvariantError(f"no CUDA kernels for {call.operator}", field=call.site)
@@ -149,7 +167,7 @@ def _lower(
     variants = lower(site)
     if not variants or variants[-1].kind != "any":
         raise InvariantError("no variant fits every step", field=call.site)
-    return _LoweredCall(call, site, variants, next_weight)
+    return LoweredCall(call, site, variants, next_weight)
 
 
 def _weight_bytes(plan: Plan, argument: Argument) -> int:
@@ -252,7 +270,7 @@ class _Resolver:
         self._weights = {weight.name: weight.offset for weight in plan.weights}
         self.scratch_bytes = 0
 
-    def call(self, one: _LoweredCall, works: Sequence[Sequence[_Work]]) -> CallLaunches:
+    def call(self, one: LoweredCall, works: Sequence[Sequence[_Work]]) -> CallLaunches:
         return CallLaunches(
             site=one.call.site,
             rows=one.site.rows,
@@ -267,7 +285,7 @@ class _Resolver:
         )
 
     def _work(
-        self, one: _LoweredCall, variant: Variant, work: Sequence[_Work]
+        self, one: LoweredCall, variant: Variant, work: Sequence[_Work]
     ) -> tuple[LaunchedWork, ...]:
         names = {argument.parameter: self._address(argument) for argument in one.call.arguments}
         names[DIMS] = Address(space="step", name=DIMS)
@@ -283,7 +301,7 @@ class _Resolver:
         self.scratch_bytes = max(self.scratch_bytes, end)
         return tuple(self._part(one, part, names) for part in work)
 
-    def _part(self, one: _LoweredCall, part: _Work, names: Mapping[str, Address]) -> LaunchedWork:
+    def _part(self, one: LoweredCall, part: _Work, names: Mapping[str, Address]) -> LaunchedWork:
         match part:
             case Numbered():
                 return self._kernel(one, part, names)
@@ -292,9 +310,7 @@ class _Resolver:
             case Collective():
                 return self._collective(one, part, names)
 
-    def _kernel(
-        self, one: _LoweredCall, part: Numbered, names: Mapping[str, Address]
-    ) -> KernelCall:
+    def _kernel(self, one: LoweredCall, part: Numbered, names: Mapping[str, Address]) -> KernelCall:
         launch = part.launch
         if len(launch.arguments) + len(launch.maps) != len(launch.kernel.parameters):
             raise InvariantError("a launch has too few or too many arguments", field=one.call.site)
@@ -311,7 +327,7 @@ class _Resolver:
         )
 
     def _product(
-        self, one: _LoweredCall, product: Gemm, names: Mapping[str, Address]
+        self, one: LoweredCall, product: Gemm, names: Mapping[str, Address]
     ) -> ProductCall:
         site = one.site
         if product.row_scale and site.strides[product.row_scale] != 1:
@@ -343,7 +359,7 @@ class _Resolver:
         )
 
     def _collective(
-        self, one: _LoweredCall, collective: Collective, names: Mapping[str, Address]
+        self, one: LoweredCall, collective: Collective, names: Mapping[str, Address]
     ) -> CollectiveCall:
         site, columns = one.site, one.site.axes["K"]
         for parameter in (collective.source, collective.target):

@@ -485,4 +485,5 @@ __launch_bounds__(kThreads, 1) skinny_linear(
       more.load(residual, tile + CLUSTERS, ring.rows);
     }
   }
+  wait_last();
 }

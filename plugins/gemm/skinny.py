@@ -190,4 +190,5 @@ def _launch(site: Site, cut: Cut, optional: Sequence[str], macros: Macros) -> La
         arguments=arguments,
         grid=(Extent(times=clusters * cut.cluster), ONE, ONE),
         overlaps=site.arch.has_pdl,
+        may_wait_last=True,
     )

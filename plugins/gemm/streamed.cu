@@ -473,4 +473,5 @@ __launch_bounds__(kThreads, 1) streamed_linear(
     wait_for_earlier_kernels();
     consume(shared, share, output, split);
   }
+  wait_last();
 }

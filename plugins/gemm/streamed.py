@@ -215,6 +215,7 @@ def launch_of(
         arguments=arguments,
         grid=(Extent(times=clusters * cut.splits), ONE, ONE),
         overlaps=True,
+        may_wait_last=True,
         maps=maps,
     )
 

@@ -113,6 +113,8 @@ class Launch:
     maps: tuple[TileMap, ...] = ()
     """The kernel's last parameters: addresses of tensor maps that are made when the engine is
     opened, which costs a kernel that makes its own a microsecond."""
+    may_wait_last: bool = False
+    """Its kernel may run beside the one before it (gpu/concurrent.py)."""
     least_splits: int = 0
     """Where a bucket's longest context falls into fewer (the axis "splits"), the launch has nothing
     to do, and is left out."""

@@ -31,18 +31,30 @@ __device__ inline unsigned shared_address(const void* pointer) {
 // Has the compiler work out what follows from x again, instead of keeping it in registers.
 __device__ inline void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
 
-// Programmatic dependent launch. What kernels before this one wrote may be read after wait(), and
-// every program calls it before it ends: the end of this kernel is then the end of those too.
+// Programmatic dependent launch (PDL). What kernels before this one wrote may be read after wait, and
+// every block calls it before it ends: the end of this kernel is then the end of those too. Macros of
+// gpu/concurrent.py, undefined unless they are 1: with RELEASES_LATE the next kernel starts when this
+// one's wait is over, with WAITS_LAST only wait_last waits.
 __device__ inline void wait_for_earlier_kernels() {
-#if HAS_PDL
+#if HAS_PDL && !WAITS_LAST
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#if RELEASES_LATE
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 #endif
 }
 
-// The next kernel may start once every program has said this or ended.
+// The next kernel may start once every block has said this or ended.
 __device__ inline void let_next_kernel_start() {
-#if HAS_PDL
+#if HAS_PDL && !RELEASES_LATE
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The last thing that a kernel does for which WAITS_LAST may be 1.
+__device__ inline void wait_last() {
+#if HAS_PDL && WAITS_LAST
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

@@ -7,8 +7,12 @@ runs beside the end of the kernel before it:
     (read weights, scales, dims and other inputs that the host wrote before the step)
     wait_for_inputs      the kernel before has ended, and what it wrote can be seen
     (all the rest)
+    wait_last            (a kernel that may run beside the one before it: gpu/concurrent.py)
 
 Every program waits, also one that has nothing to do: the kernel after the next one relies on it.
+
+OVERLAPS: False; True; 2, the next kernel starts only when this one's wait is over; 3, the wait is
+the last thing that a program does.
 """
 
 import triton
@@ -17,13 +21,21 @@ import triton.language as tl
 
 @triton.jit
 def launch_dependents(OVERLAPS: tl.constexpr):
-    if OVERLAPS:
+    if OVERLAPS == 1 or OVERLAPS == 3:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_inputs(OVERLAPS: tl.constexpr):
-    if OVERLAPS:
+    if OVERLAPS == 1 or OVERLAPS == 2:
+        tl.extra.cuda.gdc_wait()
+    if OVERLAPS == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_last(OVERLAPS: tl.constexpr):
+    if OVERLAPS == 3:
         tl.extra.cuda.gdc_wait()
 
 

@@ -20,7 +20,7 @@ rows a block is one pair (`gather` is left out). Only experts that were chosen a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
@@ -246,7 +246,7 @@ class _Call:
         # Where scales follow from a row, a program has all of it at once.
         block = row_block(hidden) if self.is_dynamic else min(_COLUMNS_BLOCK, power_of_two(hidden))
         warps = row_warps(block) if self.is_dynamic else 4
-        return self._launch(
+        launch = self._launch(
             route,
             {
                 **self._routing("E"),
@@ -273,6 +273,7 @@ class _Call:
             num_warps=warps if self.is_rewritten else 1,
             renamed={} if self.is_rewritten else dict.fromkeys(unused, ""),
         )
+        return replace(launch, may_wait_last=True)
 
     def gather(self) -> Launch:
         return self._launch(

@@ -15,6 +15,7 @@ from trtc.plugins.gpu.triton import (
     row_and_columns,
     scaled_to,
     wait_for_inputs,
+    wait_last,
 )
 
 
@@ -185,6 +186,7 @@ def route(
                     else:
                         values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
                     tl.store(given + pair.to(tl.int64) * DEPTH + k, values, mask=inside)
+    wait_last(OVERLAPS)
 
 
 @triton.jit

@@ -28,6 +28,7 @@ inline unsigned shared_address(const void* pointer) {
 inline void forget(unsigned&) {}
 void wait_for_earlier_kernels();
 inline void let_next_kernel_start() {}
+inline void wait_last() {}
 inline float load_early(const float* address) { return *address; }
 // An array of a test begins anywhere.
 template <class Four>
