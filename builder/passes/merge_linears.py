@@ -20,8 +20,9 @@ _ROWWISE = ("weight", "weight_scale", "weight_zero", "scale_unit", "bias")
 _WORD_BYTES = 16
 """GPUs read in words of so many bytes, and each of the merged outputs begins at one. Whoever does
 not fill whole words comes last (Jamba's rank of steps beside B and C); there is at most one."""
-_WHOLE_COLUMNS = 8
-"""cuBLASLt multiplies by 257 columns in 160 us where 264 take 15 (8192 rows of 2048, H200)."""
+_WHOLE_COLUMNS = 16
+"""cuBLASLt multiplies by 257 columns in 160 us where 264 take 15 (8192 rows of 2048, H200), and
+gemm/streamed.cu takes whole sixteens."""
 
 
 def merge_linears(rewriter: Rewriter, ranks: int = 1) -> bool:

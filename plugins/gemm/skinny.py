@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtc.plugins.gemm.tiling import (
+    BLOCKS_OF_FEW_TILES,
+    CLUSTERS,
+    FEW_TILES,
     GROUP_ROWS,
     GROUP_THREADS,
     OPTIONAL,
@@ -69,10 +72,6 @@ class Cut:
         )
 
 
-_CLUSTERS = (1, 2, 4, 8)
-_FEW_TILES = 32
-_BLOCKS_OF_FEW_TILES = 96
-"""At most. More in clusters may not all run at once: those of a cluster run in one GPC."""
 _MOST_OF_FEW_TILES = 32
 """Rows. A block reads some 45 bytes a nanosecond, so that products of few columns take as long as
 one of its rows. Microseconds of one row on an H200, one block a tile | several: 2048 -> 64 in bf16
@@ -93,8 +92,8 @@ _MEASURED: Mapping[int, Mapping[tuple[str, str], tuple[Cut, ...]]] = {
 _GATED_INPUTS = ("weight_scale", "input_scale", "out_scale")
 _GATED_MULTIPLE = 8
 """Of columns of out: rows of gate in a tile, before those of up."""
-_MOST_GATED = 8
-"""Rows: of wide products streamed_gated.py's are for more."""
+_MOST_GATED: Mapping[str, int] = {"narrow": 16, "medium": 8, "wide": 8}
+"""Rows, by shape: streamed_gated.py's are for more."""
 _UNMEASURED = (8, 16)
 """Rows of cuts on other SMs: only where reading the weights must take longest."""
 
@@ -124,7 +123,7 @@ def gated_skinny_launches(site: Site) -> dict[int, Launch]:
     return {
         cut.rows: _launch(site, cut, _GATED_INPUTS, macros)
         for cut in _cuts(site)
-        if cut.rows <= _MOST_GATED
+        if cut.rows <= _MOST_GATED[shape(site.axes["N"])]
     }
 
 
@@ -151,9 +150,9 @@ def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
     """Blocks that share a tile. Of few tiles as many as have a segment for each team; else, with 8
     rows, two pay where rows are long and more SMs get work by it."""
     tiles = -(-columns // cut.tile_rows)
-    if tiles <= _FEW_TILES and cut.rows <= _MOST_OF_FEW_TILES:
-        most = min(-(-row_bytes // _ROW_BYTES) // cut.teams, _BLOCKS_OF_FEW_TILES // tiles)
-        return max(blocks for blocks in _CLUSTERS if blocks <= max(most, 1))
+    if tiles <= FEW_TILES and cut.rows <= _MOST_OF_FEW_TILES:
+        most = min(-(-row_bytes // _ROW_BYTES) // cut.teams, BLOCKS_OF_FEW_TILES // tiles)
+        return max(blocks for blocks in CLUSTERS if blocks <= max(most, 1))
     if cut.rows > 8 or row_bytes < _DEEP_BYTES:
         return cut.cluster
     one, two = cut.clusters(columns, 90), 2 * Cut(8, cluster=2).clusters(columns, 90)

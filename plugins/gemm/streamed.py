@@ -1,9 +1,12 @@
 """The kernel for 16 to 256 rows on sm_90 (streamed.cu): tactics for each site, as measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtc.plugins.gemm.tiling import (
+    BLOCKS_OF_FEW_TILES,
+    CLUSTERS,
+    FEW_TILES,
     GROUP_ROWS,
     GROUP_THREADS,
     OPTIONAL,
@@ -24,6 +27,8 @@ _DEEP_BYTES = 8192
 _COPY_THREADS = 64
 """Of two warps; with more than 128 rows all four of a group, which then hand on registers."""
 _HANDING_ON_ROWS = 128
+_LEAST_OWNED = 8
+"""Rows of x whose sums a team adds up."""
 INTERLEAVED = 16
 """Rows of the weight that the order in shared memory is of."""
 
@@ -161,8 +166,22 @@ def cuts_of(
     ):
         return ()
     segments = -(-row_bytes // _SEGMENT_BYTES)
-    cuts = table.get((dtype, shape(columns)), ())
+    cuts = (
+        replace(cut, splits=_splits(cut, columns, segments))
+        for cut in table.get((dtype, shape(columns)), ())
+    )
     return tuple(cut for cut in cuts if cut.splits * cut.teams <= segments)
+
+
+def _splits(cut: Cut, columns: int, segments: int) -> int:
+    """Blocks that share a tile. Of few tiles as many as have a segment for each team, and eight
+    rows of x for each team to add up."""
+    tiles = -(-columns // cut.tile_rows)
+    if tiles > FEW_TILES:
+        return cut.splits
+    rows = cut.rows // _LEAST_OWNED // cut.teams
+    most = min(BLOCKS_OF_FEW_TILES // tiles, segments // cut.teams, rows)
+    return max(cut.splits, *(blocks for blocks in CLUSTERS if blocks <= max(most, 1)))
 
 
 def streamed_launch(site: Site, cut: Cut) -> Launch:

@@ -10,6 +10,12 @@ from trtc.plugins.gpu.triton_launch import count_index
 GROUP_ROWS = 64
 """Of the weight, that four warps multiply."""
 GROUP_THREADS = 128
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks of a cluster."""
+FEW_TILES = 32
+"""Of a weight: up to so many are divided among the blocks of clusters."""
+BLOCKS_OF_FEW_TILES = 96
+"""At most. More in clusters may not all run at once: those of a cluster run in one GPC."""
 OPTIONAL = ("weight_scale", "input_scale", "bias", "residual", "row_scale")
 """Inputs of products of floats, in the order of their kernels' parameters."""
 

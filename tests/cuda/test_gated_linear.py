@@ -116,17 +116,15 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 def test_some_rows_are_multiplied_and_gated_in_two_steps() -> None:
-    """All but those of a decode step of few sequences."""
-    fewest, *few, many = LOWER(make_site())
-    assert (fewest.max_rows, entry(fewest), fewest.scratch) == (8, "skinny_linear", {})
-    assert [variant.max_rows for variant in few] == [16, 32, 64, 128, 512]
-    for variant in few:
-        product, gate = variant.work
-        assert written(product) == "scratch.product"
-        assert isinstance(gate, Launch)
-        assert {"scratch.product", "scratch.up", "out"} <= set(gate.arguments)
-        assert variant.scratch == {"product": variant.max_rows * 2 * WIDTH * 2}
-        assert variant.views == {"up": ("product", WIDTH * 2)}
+    """More than a decode step has, and fewer than gated_sm90.cu is for."""
+    *_, some, many = LOWER(make_site())
+    assert some.max_rows == 512
+    product, gate = some.work
+    assert written(product) == "scratch.product"
+    assert isinstance(gate, Launch)
+    assert {"scratch.product", "scratch.up", "out"} <= set(gate.arguments)
+    assert some.scratch == {"product": some.max_rows * 2 * WIDTH * 2}
+    assert some.views == {"up": ("product", WIDTH * 2)}
     assert entry(many) == "gated_linear" and many.max_rows == 4096
 
 
@@ -155,6 +153,20 @@ def test_some_rows_of_wide_products_are_gated_where_they_are_multiplied() -> Non
         fit = [one for one in at_once if one[0] <= most]
         last = library if most == 300 else streamed
         assert kernels(shorter) == [(8, few), *fit, (most, last)]
+
+
+@pytest.mark.parametrize(
+    ("width", "skinny", "most"), [(WIDTH, (8, 16), (32, 64, 128)), (2816, (8,), (16, 32, 64, 128))]
+)
+def test_so_are_those_of_narrower_ones(
+    width: int, skinny: tuple[int, ...], most: tuple[int, ...]
+) -> None:
+    """As shared experts are; of few tiles several blocks take a part each."""
+    site = make_site(width=width)
+    found = kernels(replace(site, axes={**site.axes, "K": 2048}))
+    at_once = [(rows, ["skinny_linear"]) for rows in skinny]
+    at_once += [(rows, ["streamed_linear"]) for rows in most]
+    assert found == [*at_once, (512, ["product", "swiglu"]), (4096, ["gated_linear"])]
 
 
 def test_rows_with_scales_are_quantised_after_one_launch_or_by_the_activation() -> None:
@@ -207,11 +219,10 @@ def entry(variant: Variant) -> str:
     [make_site(sm=89), make_site(sm=100), make_site(width=WIDTH + 64), make_site(most_rows=512)],
     ids=["another SM", "a later SM", "part of a tile", "few tokens at most"],
 )
-def test_two_steps_for_all_but_the_fewest_rows(site: Site) -> None:
-    fewest, *variants = LOWER(site)
-    assert (fewest.max_rows, entry(fewest)) == (8, "skinny_linear")
-    assert all(len(variant.work) == 2 for variant in variants)
-    assert variants[-1].max_rows == site.limits.max_num_tokens
+def test_two_steps_for_all_but_few_rows(site: Site) -> None:
+    *few, many = LOWER(site)
+    assert (few[0].max_rows, entry(few[0])) == (8, "skinny_linear")
+    assert len(many.work) == 2 and many.max_rows == site.limits.max_num_tokens
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

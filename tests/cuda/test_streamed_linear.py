@@ -73,6 +73,7 @@ def run(case: Case, cut: Cut, call: KernelCall, *, lazy: bool = False) -> Array:
         (PLAIN, Cut(64, 1, stages=4, x_stages=3, teams=2, run=2)),
         (ALL, Cut(64, 1, stages=3, x_stages=3, teams=2, splits=2, run=0)),
         (ALL, Cut(32, 2, stages=2, x_stages=2, splits=2, run=4)),
+        (PLAIN, Cut(64, 1, stages=2, x_stages=2, splits=4)),
         (WIDE, Cut(128, 2, stages=2, x_stages=2, run=0)),
         (BF16, Cut(64, 2, stages=2, x_stages=2, run=1)),
         (CAPPED, Cut(256, 1, stages=4, x_stages=2, splits=2, run=0)),
@@ -119,6 +120,7 @@ def sized(case: Case, columns: int, depth: int) -> Site:
         *((case, n, 4096) for case in (ALL, BF16) for n in (4096, 6144, 28672, 128256)),
         *((CAPPED, n, 4096) for n in (4096, 128256)),
         (BY_ROW, 4096, 14336),
+        (BF16, 272, 2048),
     ],
     ids=str,
 )

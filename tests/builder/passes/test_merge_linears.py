@@ -142,7 +142,7 @@ def test_a_router_is_merged_with_a_gate_where_that_begins_at_16_bytes(
     assert len(found) == linears
     if linears == 1:
         (router,) = (node for node in nodes(new, "linear") if node.name == found[0])
-        assert attributes(router)["N"] == 8, "4 experts, the gate, and zeros"
+        assert attributes(router)["N"] == 16, "4 experts, the gate, and zeros"
     assert "layers.0.mlp.shared.gate_up" in {node.name for node in nodes(new, "linear")}
 
 
