@@ -95,6 +95,23 @@ __device__ inline void copy_bytes(unsigned shared, const void* global, unsigned 
                : "memory");
 }
 
+// Starts a copy of so many contiguous bytes, a multiple of 16, the other way. Threads that wrote them have
+// published them (publish_to_products).
+__device__ inline void store_bytes(void* global, unsigned shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+               "cp.async.bulk.commit_group;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+
+// Until all that this thread stores so has been read from shared memory; until it has been written.
+__device__ inline void wait_for_store_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // Starts the copy of the tile of a map of two dimensions whose first byte is at (column, row).
 __device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
                                  int row) {

@@ -118,6 +118,22 @@ void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned ba
   cuda_on_cpu::block.landings[barrier].push_back(land);
 }
 
+void store_bytes(void* global, unsigned shared, unsigned bytes) {
+  if (bytes % 16 || reinterpret_cast<std::uintptr_t>(global) % 16 || shared % 16) {
+    cuda_on_cpu::fail("a copy is not aligned");
+  }
+  const int size = static_cast<int>(bytes);
+  const cuda_on_cpu::Copy copy{global, shared_bytes + shared, size, size};
+  if (!cuda_on_cpu::lazy) return copy.run();
+  cuda_on_cpu::block.fiber().groups.back().push_back(copy);
+}
+
+void wait_for_store_reads() {
+  auto& groups = cuda_on_cpu::block.fiber().groups;
+  for (const auto& copy : groups.back()) copy.run();
+  groups.back().clear();
+}
+
 void copy_tile_to_blocks(unsigned shared, const TensorMap* map, unsigned barrier,
                          const Coordinates& begin, unsigned short blocks) {
   const auto count = [bytes = tile_rows(*map) * 128](Barrier& one) { count_bytes(one, bytes); };

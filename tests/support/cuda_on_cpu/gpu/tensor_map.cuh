@@ -42,6 +42,10 @@ void arrive_and_expect(unsigned barrier, unsigned bytes);
 
 void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier);
 
+void store_bytes(void* global, unsigned shared, unsigned bytes);
+void wait_for_store_reads();
+inline void wait_for_stores() { wait_for_store_reads(); }
+
 // Of a tile's first byte.
 struct Coordinates {
   int at[5];
