@@ -70,6 +70,23 @@ def test_kernels_agree_with_reference(call: KernelCall) -> None:
     assert_close(some, run_lowered(some, variant=IN_BLOCKS))
 
 
+E4M3 = [
+    call
+    for call, case in zip(CALLS, CUDA_CASES, strict=True)
+    if case.weight == "f8e4m3" == case.quant.removeprefix("dynamic_")
+]
+
+
+@pytest.mark.parametrize("call", E4M3, ids=lambda call: str(call.attributes["act_quant"]))
+def test_blocks_of_e4m3_grow_with_the_pairs_of_an_expert(call: KernelCall) -> None:
+    found = moe.lower(site(call, 1024))
+    blocks = [one.work[2].kernel.constants["BLOCK_M"] for one in found[1:]]  # type: ignore[union-attr]
+    assert blocks == [16, 16, 32, 64]
+    for variant in (1, 2, 3):
+        some = take_rows(call, slice(0, min(23, found[variant].max_rows)))
+        assert_close(some, run_lowered(some, variant=variant))
+
+
 OF_A_RANK = [
     Case("f32", "f32", 24, 20, layout="row_major", expert_scale=True),
     Case("bf16", "i8", 33, 24, quant="i8", pre_scale=True, layout="row_major"),
