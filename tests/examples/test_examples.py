@@ -1,5 +1,5 @@
-"""Every example runs to its end and says what it should: the demo with its own model, others with a
-smaller one, all in this process, which has imported what they import."""
+"""Every example runs to its end and says what it should, with the smaller of the bundled models, in
+this process, which has imported what they import."""
 
 import runpy
 import sys
@@ -30,15 +30,27 @@ def test_every_example_is_run() -> None:
 def test_example(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    smaller = () if name == "demo" else ("--model", "examples/models/pyllama-draft")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TRTC_TESTS_CXX_LEVEL", "-O1")
-    monkeypatch.setattr(sys, "argv", [name, *smaller])
+    monkeypatch.setattr(sys, "argv", [name, "--model", "examples/models/pyllama-draft"])
     monkeypatch.setattr(support, "trtc", command)
     runpy.run_module(f"examples.{name}", run_name="__main__")
     said = capsys.readouterr()
     assert SAID[name] in said.out
     assert "Traceback" not in said.err
+
+
+def test_the_larger_model_is_what_examples_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without `--model`: as the demo builds it, but for its calibration and its measurement."""
+    monkeypatch.setattr(sys, "argv", ["demo"])
+    model = support.chosen_model()
+    assert model == ROOT / "examples" / "models" / "pyllama"
+    command(
+        "build", "--model", model, "--dtype", "fp8", "--output", tmp_path / "engine", "--dry-run"
+    )
+    assert "fp8" in capsys.readouterr().out
 
 
 def command(*arguments: str | Path) -> None:
