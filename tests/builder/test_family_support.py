@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.builder.test_families import config_of
+from tests.support import families_page
 from tests.support.models import FAMILIES as TINY
 from trtc.builder.families.features import FEATURES, features
 from trtc.builder.families.registry import FAMILIES, decoder_spec
@@ -23,6 +24,11 @@ def test_every_architecture_has_a_row(rows: dict[str, FamilyRow]) -> None:
         missing = set(SCHEMES_BUILT) - set(row.targets["cpu"])
         unquantized = set(SCHEMES_BUILT) - {"fp32", "bf16"}
         assert missing == (unquantized if row.family == "gpt_oss" else {"nvfp4"})
+
+
+def test_the_table_of_families_is_current(rows: dict[str, FamilyRow]) -> None:
+    expected = families_page.page(rows.values())
+    assert families_page.PAGE.read_text() == expected, "run python -m tests.support.families_page"
 
 
 def test_what_targets_lack(rows: dict[str, FamilyRow]) -> None:

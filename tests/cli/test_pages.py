@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cli_page, families_page
+from tests.support import cli_page
 from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.metrics import LOOP_READINGS, ServerMetrics
 
@@ -14,11 +14,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_page_of_the_command_line_is_current() -> None:
     assert cli_page.PAGE.read_text() == cli_page.page(), "run python -m tests.support.cli_page"
-
-
-def test_the_table_of_families_is_current() -> None:
-    expected = families_page.page()
-    assert families_page.PAGE.read_text() == expected, "run python -m tests.support.families_page"
 
 
 def test_the_page_of_metrics_lists_every_metric_and_no_other() -> None:
