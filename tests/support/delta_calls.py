@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers.models.kimi_linear import modeling_kimi_linear as kimi
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
@@ -112,7 +110,10 @@ class Deltas(Sequences):
 
     def torch_outputs(self, number: int) -> Array:
         """A whole sequence at once, by Transformers' chunks, or by its rows where channels have
-        decays, and its gated norm."""
+        decays, and its gated norm, which take seconds to import."""
+        from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+        from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
         given = {name: torch.tensor(x.astype(np.float32)) for name, x in self.rows[number].items()}
         weights = {name: torch.tensor(x) for name, x in self.weights.items()}
         keys = self.key_heads * self.key_dim

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from transformers.models.jamba.modeling_jamba import mamba_selective_scan
 
 from tests.support.operands import Array, random_array
 from tests.support.state_calls import STEP, Sequences
@@ -44,7 +43,9 @@ class Scans(Sequences):
         return f"{self.dtype}-scan-{self.channels}x{self.state_size}"
 
     def torch_outputs(self, number: int) -> Array:
-        """A whole sequence at once, by Transformers."""
+        """A whole sequence at once, by Transformers, which takes seconds to import."""
+        from transformers.models.jamba.modeling_jamba import mamba_selective_scan
+
         given = {
             name: torch.tensor(rows.astype(np.float32)).T[None]
             for name, rows in self.rows[number].items()

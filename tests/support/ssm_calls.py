@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array
@@ -81,7 +80,10 @@ class Recurrences(Sequences):
         return f"{self.dtype}-{'x'.join(map(str, sizes))}"
 
     def torch_outputs(self, number: int) -> Array:
-        """A whole sequence at once, by Transformers' chunks and its gated norm."""
+        """A whole sequence at once, by Transformers' chunks and its gated norm, which take seconds
+        to import."""
+        from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
+
         given = {name: torch.tensor(x.astype(np.float32)) for name, x in self.rows[number].items()}
         weights = {name: torch.tensor(x) for name, x in self.weights.items()}
         width, shared = self.heads * self.head_dim, self.groups * self.state_size
