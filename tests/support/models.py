@@ -727,7 +727,8 @@ def tiny_config(family: str, **overrides: Any) -> Any:
 
 def architecture_of(family: str) -> str:
     """What the variant's config.json has as its architecture."""
-    kind = type(tiny_config(family)).__name__
+    class_name, _ = _CONFIGS[family]
+    kind = getattr(transformers, class_name).__name__
     return kind.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
 
 
