@@ -1,7 +1,9 @@
 """Writing ONNX nodes with their types and shapes; every value it makes is described."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import onnx
@@ -131,10 +133,16 @@ class GraphWriter:
         names = [given.name if given else "" for given in inputs]
         while names and not names[-1]:
             names.pop()
-        made = [value.name for value in outputs]
-        self._nodes.append(
-            helper.make_node(op_type, names, made, name=name, domain=domain or None, **attributes)
+        node = onnx.NodeProto(
+            op_type=op_type,
+            name=name,
+            input=names,
+            output=[value.name for value in outputs],
+            attribute=[_attribute(key, one) for key, one in sorted(attributes.items())],
         )
+        if domain:
+            node.domain = domain
+        self._nodes.append(node)
         self._values += [_value_info(value) for value in outputs]
 
     def finish(self, outputs: Sequence[Value]) -> tuple[onnx.ModelProto, Mapping[str, Recipe]]:
@@ -158,7 +166,7 @@ class GraphWriter:
 
     def _initializer(self, name: str, tensor: Tensor) -> onnx.TensorProto:
         code = onnx_type(tensor.dtype)
-        if may_be_inline(code, int(np.prod(tensor.shape))):
+        if may_be_inline(code, math.prod(tensor.shape)):
             values = np.asarray(tensor.recipe.load(self._reader)).reshape(tensor.shape)
             return onnx.numpy_helper.from_array(values, name)
         proto = onnx.TensorProto(
@@ -172,4 +180,22 @@ class GraphWriter:
 
 
 def _value_info(value: Value) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), value.shape)
+    return value_info(value.name, onnx_type(value.dtype), value.shape)
+
+
+def value_info(name: str, code: int, shape: tuple[Dimension, ...]) -> onnx.ValueInfoProto:
+    """As ONNX's helper makes it of an onnx.TensorProto.DataType; most tensors of a graph have the
+    type of others."""
+    return onnx.ValueInfoProto(name=name, type=_tensor_type(code, shape))
+
+
+@lru_cache(maxsize=1024)
+def _tensor_type(code: int, shape: tuple[Dimension, ...]) -> onnx.TypeProto:
+    """Never changed: a graph has copies."""
+    return helper.make_tensor_type_proto(code, shape)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _attribute(name: str, value: Attribute) -> onnx.AttributeProto:
+    """Never changed: a graph has copies. 1 and 1.0 are two."""
+    return helper.make_attribute(name, value)

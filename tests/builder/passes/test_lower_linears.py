@@ -279,7 +279,7 @@ WEIGHTS: dict[str, Part] = {
     "computed": lambda h: h.transposed(h.input("w", 8, 8, dtype="bf16")),
     "not transposed": lambda h: h.weight("w", 8, 8, dtype="bf16"),
     "transposed to itself": lambda h: h.node(
-        "Transpose", "t", [h.weight("w", 8, 8, dtype="bf16")], 8, 8, dtype="bf16", perm=[0, 1]
+        "Transpose", "t", [h.weight("w", 8, 8, dtype="bf16")], 8, 8, dtype="bf16", perm=(0, 1)
     ),
     "f32": lambda h: h.node(
         "Cast", "narrow", [h.transposed(h.weight("w", 8, 8))], 8, 8, dtype="bf16", to=16
