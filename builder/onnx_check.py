@@ -2,6 +2,7 @@
 
 import onnx
 
+from trtc.builder.graph_writer import value_info
 from trtc.builder.module import Module
 
 
@@ -19,39 +20,18 @@ def check_module(module: Module) -> None:
 
 def with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose external initialisers are graph inputs of the same name, type and shape."""
-    graph = model.graph
-    inputs = list(graph.input)
-    inline: list[onnx.TensorProto] = []
-    for initializer in graph.initializer:
-        if is_external(initializer):
-            inputs.append(
-                onnx.helper.make_tensor_value_info(
-                    initializer.name, initializer.data_type, initializer.dims
-                )
-            )
-        else:
-            inline.append(initializer)
-    return _with_graph(
-        model,
-        onnx.helper.make_graph(
-            graph.node,
-            graph.name,
-            inputs,
-            graph.output,
-            initializer=inline,
-            value_info=graph.value_info,
-        ),
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    initializers = model.graph.initializer
+    del shown.graph.initializer[:]
+    shown.graph.initializer.extend(one for one in initializers if not is_external(one))
+    shown.graph.input.extend(
+        value_info(one.name, one.data_type, tuple(one.dims))
+        for one in initializers
+        if is_external(one)
     )
+    return shown
 
 
 def is_external(initializer: onnx.TensorProto) -> bool:
     return bool(initializer.data_location == onnx.TensorProto.EXTERNAL)
-
-
-def _with_graph(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
-    return onnx.helper.make_model(
-        graph,
-        opset_imports=list(model.opset_import),
-        ir_version=model.ir_version,
-        producer_name=model.producer_name,
-    )

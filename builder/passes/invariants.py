@@ -81,11 +81,19 @@ def _types(graph: onnx.GraphProto) -> dict[str, TensorType]:
         if tensor.data_type in BY_ONNX
     }
     for info in (*graph.input, *graph.value_info, *graph.output):
-        tensor = info.type.tensor_type
-        if tensor.elem_type in BY_ONNX and tensor.HasField("shape"):
-            shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
-            types[info.name] = TensorType(BY_ONNX[tensor.elem_type].name, shape)
+        if stated := _stated(info.type.SerializeToString()):
+            types[info.name] = stated
     return types
+
+
+@lru_cache(maxsize=4096)
+def _stated(serialized: bytes) -> TensorType | None:
+    """What an onnx.TypeProto says of a tensor. Most have the type of others."""
+    tensor = onnx.TypeProto.FromString(serialized).tensor_type
+    if tensor.elem_type not in BY_ONNX or not tensor.HasField("shape"):
+        return None
+    shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return TensorType(BY_ONNX[tensor.elem_type].name, shape)
 
 
 def _check_fused(node: onnx.NodeProto, types: dict[str, TensorType]) -> None:
@@ -95,7 +103,7 @@ def _check_fused(node: onnx.NodeProto, types: dict[str, TensorType]) -> None:
         raise InvariantError(f"trtc has no operator {node.op_type}", field=node.name)
     if len(node.input) > len(definition.inputs) or len(node.output) > len(definition.outputs):
         raise InvariantError("more inputs or outputs than it has", field=node.name)
-    attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
+    attributes = dict(_attribute(attribute.SerializeToString()) for attribute in node.attribute)
     given = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
     inputs = {name: types.get(tensor) if tensor else None for name, tensor in given.items()}
     try:
@@ -135,7 +143,9 @@ def _check_outputs(
             raise ValueError(f"{name} is stated as {stated} and computed as {found}")
 
 
-def _attribute_value(attribute: onnx.AttributeProto) -> int | float | str:
+@lru_cache(maxsize=4096)
+def _attribute(serialized: bytes) -> tuple[str, int | float | str]:
+    """Name and value of an onnx.AttributeProto, which most nodes have in common with others."""
+    attribute = onnx.AttributeProto.FromString(serialized)
     value = onnx.helper.get_attribute_value(attribute)
-    result: int | float | str = value.decode() if isinstance(value, bytes) else value
-    return result
+    return attribute.name, value.decode() if isinstance(value, bytes) else value
