@@ -24,7 +24,7 @@ from rich.console import Console
 from tests.quant.test_calibrate import HELDOUT, calibration_ids, wide_checkpoint
 from tests.support.engines import build_tiny, config_dict
 from tests.support.models import VOCAB_SIZE, tiny_checkpoint
-from tests.support.recipes import in_turn, write_recipe
+from tests.support.recipes import in_turn, short_text, write_recipe
 from trtc.builder import pipeline
 from trtc.builder.engine_size import engine_bytes
 from trtc.builder.pipeline import BuildResult, build
@@ -49,7 +49,6 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
-from trtc.quant.calibration_text import CALIBRATION_TEXT
 from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.site_format import FORMATS, TABLE_FORMATS, TableFormats
 from trtc.runtime.engine.canary import compare, why_too_few
@@ -72,11 +71,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def calib(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The beginning of the text that ships with trtc: little more than the least that there may be.
-    A calibration takes its time for each token."""
-    path = tmp_path_factory.mktemp("calib") / "short.txt"
-    path.write_text(CALIBRATION_TEXT.read_text()[:14_000])
-    return path
+    return short_text(tmp_path_factory.mktemp("calib"))
 
 
 def tree(directory: Path) -> dict[str, bytes]:

@@ -1,9 +1,11 @@
-"""Recipes of the bundled models, written by hand."""
+"""Recipes of the bundled models, written by hand, and a text that their formats are found on."""
 
 import json
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
+
+from trtc.quant.calibration_text import CALIBRATION_TEXT
 
 SITES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
@@ -20,4 +22,12 @@ def in_turn(num_layers: int, *formats: str) -> dict[str, str]:
 
 def write_recipe(path: Path, sites: Mapping[str, str]) -> Path:
     path.write_text(json.dumps({"trtc_recipe": 1, "sites": sites}))
+    return path
+
+
+def short_text(directory: Path) -> Path:
+    """The beginning of the text that ships with trtc: little more than the least that a calibration
+    takes, whose time is that of its tokens."""
+    path = directory / "short.txt"
+    path.write_text(CALIBRATION_TEXT.read_text()[:14_000])
     return path
