@@ -29,7 +29,6 @@ constexpr int kWarps = 8, kConsumers = 32 * kWarps, kThreads = kConsumers + 64;
 constexpr int kKeys = kWidth / kWarps;  // of a warp
 constexpr int kStateBytes = kWidth * kWidth * 4, kCopies = 4;
 constexpr int kKeysOfHeads = KEY_HEADS * kWidth;
-
 constexpr int kEntries = STAGES + 1;
 
 // Where a row's state comes from: it is the one in registers, or the next in the ring, or zeros, which take
@@ -193,24 +192,28 @@ struct Producer {
   Turn<STAGES> stage{};
   Turn<kEntries> turn{};
 
-  // Of page -1 nothing: its place alone is made free.
+  // Into the next place of the ring, when that is free; of page -1 nothing is copied.
   __device__ inline void copy_state(long long page, int head) {
     if (threadIdx.x % 32 == 0) {
       const unsigned full = shared_address(&shared.states_full[stage.stage]);
       wait_at(shared_address(&shared.states_empty[stage.stage]), stage.parity ^ 1);
-      if (page < 0) arrive(full);
-      else arrive_and_expect(full, kStateBytes);
-      const float* const from = state + page * STATE_STRIDE + head * (kWidth * kWidth);
-      constexpr int kPart = kWidth / kCopies;
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        if (page < 0) break;
-        copy_bytes(shared_address(shared.states[stage.stage][i * kPart]), from + i * kPart * kWidth,
-                   kStateBytes / kCopies, full);
+      if (page < 0) {
+        arrive(full);
+      } else {
+        start_copies(state + page * STATE_STRIDE + head * (kWidth * kWidth), full);
       }
     }
     __syncwarp();
     stage.advance();
+  }
+  __device__ inline void start_copies(const float* from, unsigned full) {
+    constexpr int kPart = kWidth / kCopies;
+    arrive_and_expect(full, kStateBytes);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      copy_bytes(shared_address(shared.states[stage.stage][i * kPart]), from + i * kPart * kWidth,
+                 kStateBytes / kCopies, full);
+    }
   }
 
   __device__ inline Entry& next() {
@@ -248,6 +251,16 @@ struct Producer {
   }
 };
 
+// Four of a warp's numbers by key channel, the same for all lanes.
+struct Quad {
+  float of[4];
+
+  __device__ inline Quad(const float (&from)[kWidth], int first) {
+    const float4 four = reinterpret_cast<const float4*>(from)[first / 4];
+    of[0] = four.x, of[1] = four.y, of[2] = four.z, of[3] = four.w;
+  }
+};
+
 // A thread's part of a state: 16 keys, four neighbouring columns.
 struct State {
   float of[kKeys][4];
@@ -262,6 +275,34 @@ struct State {
   __device__ inline void clear() {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) of[i][0] = of[i][1] = of[i][2] = of[i][3] = 0;
+  }
+  // Of what is left of it when it has decayed, the part of k . S and q . S.
+  __device__ inline void decay(const Entry& entry, int first_key, float (&by_k)[4],
+                               float (&by_q)[4]) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int four = first_key + i / 4 * 4;
+      const Quad k(entry.k, four), q(entry.q, four);
+#if DECAYS > 1
+      const float decay = Quad(entry.decays, four).of[i % 4];
+#else
+      const float decay = entry.decay;
+#endif
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        of[i][j] *= decay;
+        by_k[j] += k.of[i % 4] * of[i][j];
+        by_q[j] += q.of[i % 4] * of[i][j];
+      }
+    }
+  }
+  __device__ inline void add(const Entry& entry, int first_key, const float (&added)[4]) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const Quad k(entry.k, first_key + i / 4 * 4);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) of[i][j] += k.of[i % 4] * added[j];
+    }
   }
   __device__ inline void store(float* to, int first_key) const {
 #pragma unroll
@@ -284,16 +325,6 @@ __device__ inline void store_states(Shared& shared) {
   }
   wait_for_stores();
 }
-
-// Four of a warp's numbers by key channel, the same for all lanes.
-struct Quad {
-  float of[4];
-
-  __device__ inline Quad(const float (&from)[kWidth], int first) {
-    const float4 four = reinterpret_cast<const float4*>(from)[first / 4];
-    of[0] = four.x, of[1] = four.y, of[2] = four.z, of[3] = four.w;
-  }
-};
 
 __device__ inline void add_parts(float (&sum)[4], const float4 (&parts)[kWarps][32]) {
 #pragma unroll
@@ -345,21 +376,7 @@ __device__ inline void consume(Shared& shared, const Quantizer<OUT_TYPE>& quanti
     if (entry.from == From::kRing) state.load(shared.states[stage.stage], first_key);
     if (entry.from == From::kNothing) state.clear();
     float by_k[4] = {}, by_q[4] = {};
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      const Quad k(entry.k, first_key + i / 4 * 4), q(entry.q, first_key + i / 4 * 4);
-#if DECAYS > 1
-      const float decay = Quad(entry.decays, first_key + i / 4 * 4).of[i % 4];
-#else
-      const float decay = entry.decay;
-#endif
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        state.of[i][j] *= decay;
-        by_k[j] += k.of[i % 4] * state.of[i][j];
-        by_q[j] += q.of[i % 4] * state.of[i][j];
-      }
-    }
+    state.decay(entry, first_key, by_k, by_q);
     auto& parts = shared.parts[number % 2];
     parts[0][warp][lane] = {by_k[0], by_k[1], by_k[2], by_k[3]};
     parts[1][warp][lane] = {by_q[0], by_q[1], by_q[2], by_q[3]};
@@ -369,12 +386,7 @@ __device__ inline void consume(Shared& shared, const Quantizer<OUT_TYPE>& quanti
     const Quad v(entry.v, lane * 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) added[j] = entry.beta * (v.of[j] - sum[j]);
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      const Quad k(entry.k, first_key + i / 4 * 4);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) state.of[i][j] += k.of[i % 4] * added[j];
-    }
+    state.add(entry, first_key, added);
     float* const to = state_out + entry.page * STATE_STRIDE + entry.head * (kWidth * kWidth);
     if (entry.is_last) {
       state.store(shared.states[stage.stage][0], first_key);

@@ -70,7 +70,7 @@ class Cut:
         return even_clusters(-(-columns // self.tile_rows), SM_90.multiprocessors // self.splits)
 
 
-_CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
+CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
     ("f8e4m3", "narrow"): (
         Cut(32, 1, stages=16, x_stages=12, teams=2, splits=2),
         Cut(64, 1, stages=10, x_stages=8, teams=2, splits=2),
@@ -148,13 +148,13 @@ def streamed_launches(site: Site) -> dict[int, Launch]:
 def _cuts(site: Site) -> tuple[Cut, ...]:
     is_deep = DTYPES[site.dtypes["weight"]].num_bytes(site.axes["K"]) >= _DEEP_BYTES
     more = _ROW_SCALE_CUTS if site.has("row_scale") and is_deep else {}
-    return cuts_of(site, _CUTS, INTERLEAVED) + cuts_of(site, more, INTERLEAVED)
+    return cuts_of(site, CUTS, INTERLEAVED) + cuts_of(site, more, INTERLEAVED)
 
 
 def cuts_of(
     site: Site, table: Mapping[tuple[str, str], tuple[Cut, ...]], multiple: int
 ) -> tuple[Cut, ...]:
-    """Those of a table like _CUTS that can run, if the weight has a multiple of so many rows."""
+    """Those of a table like CUTS that can run, if the weight has a multiple of so many rows."""
     dtype, columns = site.dtypes["weight"], site.axes["N"]
     row_bytes = DTYPES[dtype].num_bytes(site.axes["K"])
     if (

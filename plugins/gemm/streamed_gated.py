@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trtc.plugins.gemm.streamed import INTERLEAVED, Cut, cuts_of, launch_of
+from trtc.plugins.gemm.streamed import CUTS, INTERLEAVED, Cut, cuts_of, launch_of
 from trtc.plugins.gemm.tiling import GROUP_ROWS, float_macros
 from trtc.plugins.gpu.lowering import Launch, Site, TileMap
 from trtc.protos.dtypes import DTYPES
@@ -14,26 +14,7 @@ _MULTIPLE = 2 * INTERLEAVED
 """Of the weight's rows: half of them are columns of out, of which 16 in E4M3 are stored at once."""
 _PIECE_BYTES = 16
 _CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
-    ("f8e4m3", "narrow"): (
-        Cut(32, 1, stages=16, x_stages=12, teams=2, splits=2),
-        Cut(64, 1, stages=10, x_stages=8, teams=2, splits=2),
-        Cut(128, 1, stages=9, x_stages=8, splits=2, run=0),
-    ),
-    ("bf16", "narrow"): (
-        Cut(32, 1, stages=16, x_stages=12, teams=2, splits=2, run=0),
-        Cut(64, 1, stages=13, x_stages=12, splits=2, run=0),
-        Cut(128, 1, stages=9, x_stages=8, splits=2, run=0),
-    ),
-    ("f8e4m3", "medium"): (
-        Cut(16, 1, stages=15, x_stages=12, teams=2),
-        Cut(32, 1, stages=12, x_stages=12, teams=2),
-        Cut(64, 1, stages=10, x_stages=8, teams=2),
-        Cut(128, 1, stages=9, x_stages=8, run=0),
-    ),
-    ("bf16", "medium"): (
-        Cut(32, 1, stages=12, x_stages=12, teams=2, run=0),
-        Cut(64, 1, stages=13, x_stages=12, teams=2, run=0),
-    ),
+    **{kind: cuts for kind, cuts in CUTS.items() if kind[1] != "wide"},
     ("f8e4m3", "wide"): (
         Cut(16, 2, stages=7, x_stages=12),
         Cut(32, 2, stages=6, x_stages=12),
