@@ -19,6 +19,7 @@
 #include "gpu/quantize.cuh"
 #include "gpu/tensor_map.cuh"
 #include "gpu/turn.cuh"
+#include "gpu/warp.cuh"
 
 namespace {
 
@@ -114,12 +115,6 @@ struct Items {
   }
 };
 
-__device__ inline float sum_of_warp(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
-  return x;
-}
-
 // Four neighbouring numbers of a lane.
 struct Lane {
   float of[4];
@@ -136,7 +131,7 @@ struct Lane {
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) squares += of[i] * of[i];
-    const float by = length / sqrtf(sum_of_warp(squares) + 1e-6f);
+    const float by = length / sqrtf(warp_sum(squares) + 1e-6f);
 #pragma unroll
     for (int i = 0; i < 4; ++i) of[i] *= by;
   }
@@ -178,7 +173,7 @@ struct Inputs {
       gate.of[i] = norm[lane * 4 + i] * (SIGMOID_GATE ? 1.f : gate.of[i]) * sigmoid(gate.of[i]);
     }
     q.store(entry.q), k.store(entry.k), v.store(entry.v), gate.store(entry.gate);
-    entry.q_by_k = sum_of_warp(q_by_k);
+    entry.q_by_k = warp_sum(q_by_k);
     entry.beta = beta;
   }
 };
@@ -340,7 +335,7 @@ __device__ inline void store_row(const Quantizer<OUT_TYPE>& quantizer, OUT_TYPE*
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) squares += found[i] * found[i];
-  const float by = 1.f / sqrtf(sum_of_warp(squares) / kWidth + static_cast<float>(EPS));
+  const float by = 1.f / sqrtf(warp_sum(squares) / kWidth + static_cast<float>(EPS));
   const int first = static_cast<int>(threadIdx.x) % 32 * 4;
   const Quad gate(entry.gate, first);
   float result[4];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gemm/mixed_input_tiles.cuh"
+#include "gpu/warp.cuh"
 
 #if HAS_NORM
 namespace trtc {
@@ -16,12 +17,6 @@ constexpr int kNormEights = (kRowEights + kThreads - 1) / kThreads;  // that a t
 struct ChunkRange {
   int first, count;
 };
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
 
 // The same for all threads.
 __device__ inline float block_sum(float x, float* sums) {

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtc.plugins.gemm.tiling import (
-    BLOCKS_OF_FEW_TILES,
-    CLUSTERS,
     FEW_TILES,
     GROUP_ROWS,
     GROUP_THREADS,
     OPTIONAL,
     Macros,
+    blocks_of_tile,
     even_clusters,
     float_macros,
     shape,
@@ -151,8 +150,7 @@ def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
     rows, two pay where rows are long and more SMs get work by it."""
     tiles = -(-columns // cut.tile_rows)
     if tiles <= FEW_TILES and cut.rows <= _MOST_OF_FEW_TILES:
-        most = min(-(-row_bytes // _ROW_BYTES) // cut.teams, BLOCKS_OF_FEW_TILES // tiles)
-        return max(blocks for blocks in CLUSTERS if blocks <= max(most, 1))
+        return blocks_of_tile(tiles, -(-row_bytes // _ROW_BYTES) // cut.teams)
     if cut.rows > 8 or row_bytes < _DEEP_BYTES:
         return cut.cluster
     one, two = cut.clusters(columns, 90), 2 * Cut(8, cluster=2).clusters(columns, 90)

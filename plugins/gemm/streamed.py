@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trtc.plugins.gemm.tiling import (
-    BLOCKS_OF_FEW_TILES,
-    CLUSTERS,
     FEW_TILES,
     GROUP_ROWS,
     GROUP_THREADS,
     OPTIONAL,
     Macros,
+    blocks_of_tile,
     even_clusters,
     float_macros,
     shape,
@@ -179,9 +178,8 @@ def _splits(cut: Cut, columns: int, segments: int) -> int:
     tiles = -(-columns // cut.tile_rows)
     if tiles > FEW_TILES:
         return cut.splits
-    rows = cut.rows // _LEAST_OWNED // cut.teams
-    most = min(BLOCKS_OF_FEW_TILES // tiles, segments // cut.teams, rows)
-    return max(cut.splits, *(blocks for blocks in CLUSTERS if blocks <= max(most, 1)))
+    parts = min(segments, cut.rows // _LEAST_OWNED) // cut.teams
+    return max(cut.splits, blocks_of_tile(tiles, parts))
 
 
 def streamed_launch(site: Site, cut: Cut) -> Launch:

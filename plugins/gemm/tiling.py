@@ -10,11 +10,11 @@ from trtc.plugins.gpu.triton_launch import count_index
 GROUP_ROWS = 64
 """Of the weight, that four warps multiply."""
 GROUP_THREADS = 128
-CLUSTERS = (1, 2, 4, 8)
-"""Blocks of a cluster."""
 FEW_TILES = 32
 """Of a weight: up to so many are divided among the blocks of clusters."""
-BLOCKS_OF_FEW_TILES = 96
+_CLUSTERS = (1, 2, 4, 8)
+"""Blocks of a cluster."""
+_BLOCKS_OF_FEW_TILES = 96
 """At most. More in clusters may not all run at once: those of a cluster run in one GPC."""
 OPTIONAL = ("weight_scale", "input_scale", "bias", "residual", "row_scale")
 """Inputs of products of floats, in the order of their kernels' parameters."""
@@ -29,6 +29,12 @@ def shape(columns: int) -> str:
     if tiles <= SM_90.multiprocessors // 2:
         return "narrow"
     return "medium" if tiles <= SM_90.multiprocessors else "wide"
+
+
+def blocks_of_tile(tiles: int, parts: int) -> int:
+    """Blocks of a cluster that share each of FEW_TILES at most, of which so many have a part."""
+    most = max(min(parts, _BLOCKS_OF_FEW_TILES // tiles), 1)
+    return max(blocks for blocks in _CLUSTERS if blocks <= most)
 
 
 def even_clusters(items: int, at_once: int) -> int:
