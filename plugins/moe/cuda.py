@@ -109,12 +109,13 @@ _TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
 experts of 768 by 2048; of E2M1 on an H100 with gpt-oss-20b's 32 of 2880 by 2880)."""
 _PAIRS_OF_E4M3: tuple[tuple[int, Tile], ...] = (
     (3, Tile(16, 32, 64, 256, 4, 3)),
-    (12, Tile(16, 64, 128, 128, 4, 4)),
-    (32, Tile(32, 64, 128, 128, 4, 3)),
+    (12, Tile(16, 64, 128, 128, 4, 4, weights_first=True)),
+    (32, Tile(32, 64, 128, 128, 4, 3, weights_first=True)),
     (_ANY, Tile(64, 64, 128, 128, 4, 3)),
 )
 """Pairs an expert on average at most -> tile of E4M3 products. gate_up + down in microseconds, each
-alone, by the first to the last of these (H200):
+alone, by the first to the last of these, x being the first operand (H200). With the weights as the
+first one steps of 64 to 256 rows are 1% to 5% shorter:
 
 | experts, rows of a step | 64 | 128 | 256 | 512 |
 |---|---|---|---|---|

@@ -373,16 +373,37 @@ def test_experts_of_4_and_6_bits(
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
-@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, 2)])
+def with_small_results(call: KernelCall) -> KernelCall:
+    """Experts' sums of E4M3 on tensor cores have some 12 bits, by which codes of what `down` reads
+    are others, each by a sixteenth: small beside the tolerance only where results are."""
+    return replace(call, inputs={**call.inputs, "down_scale": call.inputs["down_scale"] / 4})
+
+
+@pytest.mark.parametrize("rows", [4, 200])
 @pytest.mark.parametrize(("weight", "group"), [("f8e4m3", 128), ("f8e4m3", 0), ("i8", 0)], ids=str)
 def test_experts_whose_inputs_have_scales_of_rows(
-    gpu: Gpu, rng: np.random.Generator, rows: int, variant: int, weight: str, group: int
+    gpu: Gpu, rng: np.random.Generator, rows: int, weight: str, group: int
 ) -> None:
     case = Experts(
         "bf16", weight, 512, 256, group, quant=f"dynamic_{weight}", layout="row_major", top_k=4,
         experts=16,
     )  # fmt: skip
-    call = moe_call(rng, case, rows)
+    call = with_small_results(moe_call(rng, case, rows))
+    variant = variant_for(call, rows, gpu)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize("rows", [7, 25, 80, 200])
+@pytest.mark.parametrize("quant", ["f8e4m3", "dynamic_f8e4m3"])
+def test_e4m3_experts_of_every_tile(
+    gpu: Gpu, rng: np.random.Generator, quant: str, rows: int
+) -> None:
+    """Of DeepSeek-V2-Lite's sizes, a quarter of its experts."""
+    case = Experts(
+        "bf16", "f8e4m3", 2048, 1408, quant=quant, layout="row_major", top_k=6, experts=16
+    )
+    call = with_small_results(moe_call(rng, case, rows))
+    variant = variant_for(call, rows, gpu)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
@@ -420,9 +441,7 @@ def test_experts_of_one_of_four_ranks(
     if case.weight == "bf16":
         call = of_size_one(call)
     if case.quant != "none":
-        # Sums of E4M3 on tensor cores have some 12 bits, by which codes of what `down` reads are
-        # others, each by a sixteenth: small beside the tolerance only where results are.
-        call = replace(call, inputs={**call.inputs, "down_scale": call.inputs["down_scale"] / 4})
+        call = with_small_results(call)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
