@@ -53,10 +53,10 @@ def _can_lead(variant: Variant) -> bool:
 
 
 def _replaced(variant: Variant, place: int, change: Callable[[Launch], Launch]) -> Variant:
-    """With one launch changed, if it is one of PDL: all others end before the next one starts."""
+    """With one launch changed."""
     work = list(variant.work)
     one = work[place]
-    if isinstance(one, Launch) and one.overlaps:
+    if isinstance(one, Launch):
         work[place] = change(one)
     return replace(variant, work=tuple(work))
 

@@ -27,16 +27,20 @@ _RELEASES_LATE, _WAITS_LAST = 2, 3
 
 
 def releasing_late(launch: Launch) -> Launch:
-    """The same launch, with which the next one starts only when its wait is over."""
+    """The same launch, with which the next one starts only when its wait is over, if it is one of
+    PDL: all others end before the next one starts."""
     return _with(launch, "RELEASES_LATE", _RELEASES_LATE)
 
 
 def waiting_last(launch: Launch) -> Launch:
-    """The same launch, which `may_wait_last`, for a place after one that releases late."""
+    """The same launch, which `may_wait_last`, for a place after one that releases late, if it is
+    one of PDL."""
     return _with(launch, "WAITS_LAST", _WAITS_LAST)
 
 
 def _with(launch: Launch, macro: str, overlaps: int) -> Launch:
+    if not launch.overlaps:
+        return launch
     kernel = launch.kernel
     added = {macro: 1} if isinstance(kernel, CudaSource) else {OVERLAPS: overlaps}
     return replace(launch, kernel=replace(kernel, constants={**kernel.constants, **added}))

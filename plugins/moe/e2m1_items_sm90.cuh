@@ -3,7 +3,7 @@
 // tiles of TEAMS * 64 rows. A warp has 16 rows of a tile; where GATED they are eight of gate and the same of up.
 //
 // Macros: N (rows of an expert's weight), K, COLUMNS (of the output), NUM_EXPERTS, CAPACITY (of members); BLOCK_ROWS,
-// TEAMS; HAS_BIAS (0 or 1); GATED.
+// TEAMS, PRODUCER_REGISTERS, CONSUMER_REGISTERS; HAS_BIAS (0 or 1); GATED.
 #pragma once
 
 #include "moe/e2m1_sm90.cuh"
@@ -11,6 +11,9 @@
 namespace trtc {
 
 constexpr int kTeamThreads = 128, kConsumers = TEAMS * kTeamThreads, kProducers = 128;
+// Threads begin with as many registers each as all of them can have. More than those would never be given.
+constexpr int kThreads = kConsumers + kProducers, kRegisters = 65536 / kThreads / 8 * 8 * kThreads;
+static_assert(kConsumers * CONSUMER_REGISTERS + kProducers * PRODUCER_REGISTERS <= kRegisters);
 constexpr int kWarpRows = 16, kTileRows = TEAMS * 64;
 constexpr int kWarpColumns = GATED ? kWarpRows / 2 : kWarpRows;
 constexpr int kTileColumns = GATED ? kTileRows / 2 : kTileRows;

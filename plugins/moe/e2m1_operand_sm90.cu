@@ -1,50 +1,57 @@
 // The rows of x that experts multiply, as e2m1_tiles_sm90.cu reads them: for each block of an expert's pairs
 // the operand of its products, and what each row's products are multiplied by.
 //
-// A thread block takes eight rows of a block, a warp one row. The whole row has one power of two. Of the
+// A thread block takes one pair, counted expert after expert. The whole row has one power of two. Of the
 // operand a group of channels follows the other, with the first numbers of all rows, then the second ones
 // (TwoParts), in cores of eight rows: the even channels of a row, then the odd ones.
 //
-// Macros: K; NUM_EXPERTS, CAPACITY (of members); BLOCK_ROWS; ROWS_OF_PAIRS, GIVEN_STRIDE.
+// Macros: K; NUM_EXPERTS, CAPACITY (of members); BLOCK_ROWS; WARPS, SHARED_BYTES; ROWS_OF_PAIRS, GIVEN_STRIDE;
+// PAIRS_KNOWN (0 or 1: counts and members are there before the wait, as the kernel before has RELEASES_LATE).
 #include "moe/e2m1_sm90.cuh"
 
 namespace {
 
 using namespace trtc;
 
-constexpr int kGroups = K / kGroup;
-constexpr int kWarps = 8, kEights = BLOCK_ROWS / kWarps;
+constexpr int kGroups = K / kGroup, kThreads = WARPS * 32;
 constexpr int kRuns = kGroup / 8;  // of eight channels, 16 bytes, in a group
-constexpr int kMine = (kGroups + 31) / 32;  // groups of a lane
+constexpr int kMine = (kGroups + kThreads - 1) / kThreads;  // groups of a thread
+
+struct Shared {
+  BlockList<BLOCK_ROWS, NUM_EXPERTS> blocks;
+  int ends[NUM_EXPERTS];    // of the experts' pairs
+  unsigned largest[WARPS];  // magnitude that each warp has
+};
+static_assert(sizeof(Shared) == SHARED_BYTES);
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32) operand_e2m1(const Bf16* __restrict__ given,
-                                                                      const int* __restrict__ counts,
-                                                                      const int* __restrict__ members,
-                                                                      unsigned char* operand,
-                                                                      float* x_scale) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) operand_e2m1(
+    const Bf16* __restrict__ given, const int* __restrict__ counts, const int* __restrict__ members,
+    unsigned char* operand, float* x_scale) {
   extern __shared__ __align__(16) u8 shared_bytes[];
-  auto& blocks = *reinterpret_cast<BlockList<BLOCK_ROWS, NUM_EXPERTS>*>(shared_bytes);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int block = blockIdx.x / kEights, row = blockIdx.x % kEights * kWarps + warp;
+  Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+  const int thread = threadIdx.x, lane = thread % 32;
   let_next_kernel_start();
-  wait_for_earlier_kernels();
-  blocks.fill(counts);
+  if (!PAIRS_KNOWN) wait_for_earlier_kernels();
+  shared.blocks.fill(counts);
+  if (thread < 32) add_up(shared.ends, [&](int expert) { return counts[expert]; });
   __syncthreads();
-  if (block >= blocks.num_blocks) return;
-  const Block found = blocks.find(counts, block);
-  if (row >= found.found) return;
-  const int pair = members[found.expert * CAPACITY + found.first + row];
+  const int number = blockIdx.x, expert = ends_up_to(shared.ends, number);
+  const bool is_pair = expert < NUM_EXPERTS;
+  const int found = is_pair ? counts[expert] : 0, at = is_pair ? number - (shared.ends[expert] - found) : 0;
+  const int pair = is_pair ? members[expert * CAPACITY + at] : 0;
+  if (PAIRS_KNOWN) wait_for_earlier_kernels();
+  if (!is_pair) return;
   const auto* const runs = reinterpret_cast<const uint4*>(
       given + static_cast<long long>(pair / ROWS_OF_PAIRS) * GIVEN_STRIDE);
-  uint4 eights[kMine][kRuns];  // of the groups lane, lane + 32, ...
+  uint4 eights[kMine][kRuns];  // of the groups thread, thread + kThreads, ...
   unsigned most = 0;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
-      const int group = lane + 32 * i;
+      const int group = thread + kThreads * i;
       eights[i][run] = group < kGroups ? load_now(runs + group * kRuns + run) : uint4{0, 0, 0, 0};
     }
   }
@@ -53,15 +60,21 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) operand_e2m1(const Bf1
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) most = largest_bits(eights[i][run], most);
   }
-  const ChannelScale scale(largest_of_warp(most));
-  if (lane == 0) x_scale[block * BLOCK_ROWS + row] = scale.down;
+  most = largest_of_warp(most);
+  if (lane == 0) shared.largest[thread / 32] = most;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp) most = max(most, shared.largest[warp]);
+  const ChannelScale scale(most);
 
-  const int part_bytes = operand_rows(found.found) * kGroup;
+  const int block = shared.blocks.begin(expert) + at / BLOCK_ROWS, row = at % BLOCK_ROWS;
+  if (thread == 0) x_scale[block * BLOCK_ROWS + row] = scale.down;
+  const int part_bytes = operand_rows(min(found - (at - row), BLOCK_ROWS)) * kGroup;
   u8* const first = operand + static_cast<long long>(block) * (kGroups * BLOCK_ROWS * 2 * kGroup) +
                     row / 8 * 2 * kCoreBytes + row % 8 * 16;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    const int group = lane + 32 * i;
+    const int group = thread + kThreads * i;
     if (group >= kGroups) break;
     unsigned words[2][2][kRuns];  // by part, then whether channels are odd
 #pragma unroll

@@ -12,6 +12,9 @@
 //
 // Each chunk of a row of x has its own power of two (e2m1_sm90.cuh).
 //
+// The kernel before that of `down` is that of gate and up, which lets it start when its own wait is over
+// (RELEASES_LATE of gpu/ptx.cuh): the experts of all pairs are known, and the first weights are copied while it ends.
+//
 // Macros: N (rows of an expert's weight), K, COLUMNS (of the output), NUM_EXPERTS, CAPACITY (of members);
 // IN_PAIRS (every block is one pair, of MOST_PAIRS, else counts and members have those of each expert);
 // ROWS (8), TEAMS, STAGES; SHARED_BYTES; COUNT (which of dims counts the rows of x), TOP_K, ROWS_OF_PAIRS, GIVEN_STRIDE;
@@ -407,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) experts_e2m1(
   publish_to_products();  // and to TMA
   if (threadIdx.x == 0) prefetch_map(map);
   let_next_kernel_start();
-  wait_for_earlier_kernels();
+  if (GATED) wait_for_earlier_kernels();
   list_blocks(shared, IN_PAIRS ? experts : counts, dims[COUNT] * TOP_K);
   __syncthreads();
   const long long num_items = static_cast<long long>(num_blocks(shared)) * kTiles;
@@ -419,6 +422,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) experts_e2m1(
                 shared_address(shared.full[warp])};
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) stream.ask_for_next();
+  if (!GATED) wait_for_earlier_kernels();
   Products products(shared, lane);
   Output output{bias, out};
   const Parts parts{shared, team};

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.concurrent import releasing_late
 from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Extent, Launch, Site, TileMap
 from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 from trtc.plugins.gpu.triton_launch import count_index
@@ -67,33 +68,33 @@ class Cut:
         return {}
 
     def launches(self, site: Site, product: Product, pairs: Pairs) -> tuple[Launch, ...]:
-        """One launch of the kernel, with as many blocks as there are multiprocessors."""
+        """One launch of the kernel, with as many blocks as there are multiprocessors. That of gate
+        and up lets that of `down` find its pairs and copy the first weights while it ends."""
         depth = sizes(site, product)[1]
         places = PAIR_LISTS if pairs.in_blocks else {"experts": (f"{SCRATCH}experts", "i32")}
-        return (
-            product_launch(
-                site,
-                product,
-                {
-                    **given_argument(product),
-                    "scale": (f"{product}_scale", "u8"),
-                    **bias_argument(site, product),
-                    **places,
-                    DIMS: (DIMS, "i32"),
-                },
-                CudaSource(
-                    file="moe/e2m1_sm90.cu",
-                    entry="experts_e2m1",
-                    parameters=(),
-                    constants=_constants(site, product, self, pairs),
-                    num_threads=self.teams(depth) * _WARPS * 32,
-                    shared_bytes=_shared_bytes(
-                        site, self, depth, _stages(site, self, depth, pairs), pairs
-                    ),
+        launch = product_launch(
+            site,
+            product,
+            {
+                **given_argument(product),
+                "scale": (f"{product}_scale", "u8"),
+                **bias_argument(site, product),
+                **places,
+                DIMS: (DIMS, "i32"),
+            },
+            CudaSource(
+                file="moe/e2m1_sm90.cu",
+                entry="experts_e2m1",
+                parameters=(),
+                constants=_constants(site, product, self, pairs),
+                num_threads=self.teams(depth) * _WARPS * 32,
+                shared_bytes=_shared_bytes(
+                    site, self, depth, _stages(site, self, depth, pairs), pairs
                 ),
-                _weight_map(site, product),
             ),
+            _weight_map(site, product),
         )
+        return (releasing_late(launch),)
 
 
 def is_plain(site: Site) -> bool:

@@ -15,6 +15,9 @@
 // Producer and teams synchronise by mbarriers: "full" when a chunk has been copied, "empty" when all teams have
 // read it. The next item is copied while sums are stored. The order of a sum depends on nothing but K.
 //
+// The kernel before, which makes the operand, lets this one start when its own wait is over (RELEASES_LATE of
+// gpu/ptx.cuh): counts and members are there, and the first weights are copied while it runs.
+//
 // Macros: N (rows of an expert's weight), K, COLUMNS (of the output), NUM_EXPERTS, CAPACITY (of members);
 // BLOCK_ROWS, TEAMS, STAGES, SHARED_BYTES, PRODUCER_REGISTERS, CONSUMER_REGISTERS; HAS_BIAS (0 or 1); GATED;
 // GELU_TANH, QUICK_GELU (0 or 1, else silu), LIMIT (0: none), UP_OFFSET.
@@ -77,29 +80,63 @@ struct Share {
   }
 };
 
-// Copies the chunks of all items; one warp.
-__device__ inline void produce(Shared& shared, const int* counts, const u8* operand, const TensorMap* map) {
-  Turn<STAGES> turn;
-  const Share share(shared, counts);
-  for (int number = share.begin; number < share.end; ++number) {
-    const Item item(shared.blocks, counts, number);
-    const int group_bytes = operand_rows(item.pairs.found) * kRowBytes;
-    const u8* const rows = operand + static_cast<long long>(item.block) * kGroups * kRowBytes * BLOCK_ROWS;
-    for (int chunk = 0; chunk < kChunks; ++chunk, turn.advance()) {
-      wait_at(shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
-      if (threadIdx.x % 32 == 0) {
-        const int groups = chunk < kChunks - 1 ? kChunkGroups : kLastGroups;
-        const unsigned full = shared_address(&shared.full[turn.stage]);
-        arrive_and_expect(full, kTileBytes + groups * group_bytes);
-        copy_tile(shared_address(shared.weights[turn.stage]), map, full, chunk * kChunkBytes, 0, 0,
-                  item.map_row());
-        copy_bytes(shared_address(shared.operand[turn.stage]), rows + chunk * kChunkGroups * group_bytes,
-                   groups * group_bytes, full);
+// Copies the operands of all items, a chunk into a stage; one warp.
+struct Producer {
+  Shared& shared;
+  const int* counts;
+  const u8* operand;
+  const TensorMap* map;
+
+  __device__ inline void produce() const {
+    const Share share(shared, counts);
+    if (share.begin == share.end) return;
+    copy_first_weights(Item(shared.blocks, counts, share.begin));
+    wait_for_earlier_kernels();
+    Turn<STAGES> turn;
+    for (int number = share.begin; number < share.end; ++number) {
+      const Item item(shared.blocks, counts, number);
+      for (int chunk = 0; chunk < kChunks; ++chunk, turn.advance()) {
+        if (number > share.begin || chunk >= kFirst) {
+          wait_at(shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
+          copy_weights(item, chunk, turn.stage);
+        }
+        copy_rows(item, chunk, turn.stage);
       }
-      __syncwarp();
     }
   }
-}
+
+ private:
+  static constexpr int kFirst = STAGES < kChunks ? STAGES : kChunks;
+
+  // While the operand is being made.
+  __device__ inline void copy_first_weights(const Item& item) const {
+    for (int chunk = 0; chunk < kFirst; ++chunk) copy_weights(item, chunk, chunk);
+  }
+
+  __device__ inline void copy_weights(const Item& item, int chunk, int stage) const {
+    if (threadIdx.x % 32 == 0) {
+      const unsigned full = shared_address(&shared.full[stage]);
+      arrive_and_expect(full, kTileBytes + row_bytes(item, chunk));
+      copy_tile(shared_address(shared.weights[stage]), map, full, chunk * kChunkBytes, 0, 0, item.map_row());
+    }
+    __syncwarp();
+  }
+
+  __device__ inline void copy_rows(const Item& item, int chunk, int stage) const {
+    if (threadIdx.x % 32 == 0) {
+      const long long first = static_cast<long long>(item.block) * kGroups * kRowBytes * BLOCK_ROWS;
+      copy_bytes(shared_address(shared.operand[stage]), operand + first + chunk * kChunkGroups * group_bytes(item),
+                 row_bytes(item, chunk), shared_address(&shared.full[stage]));
+    }
+    __syncwarp();
+  }
+
+  // Of the operand, a chunk's.
+  static __device__ inline int row_bytes(const Item& item, int chunk) {
+    return (chunk < kChunks - 1 ? kChunkGroups : kLastGroups) * group_bytes(item);
+  }
+  static __device__ inline int group_bytes(const Item& item) { return operand_rows(item.pairs.found) * kRowBytes; }
+};
 
 // A thread's weights of a chunk: of two rows, eight channels of each group.
 struct Weights {
@@ -229,7 +266,7 @@ __device__ inline void consume(Shared& shared, Turn<STAGES>& turn, const Item& i
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kConsumers + kProducers, 1) experts_e2m1_tiles(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) experts_e2m1_tiles(
     const u8* __restrict__ operand, const float* __restrict__ x_scale, const u8* __restrict__ scale,
 #if HAS_BIAS
     const float* __restrict__ bias,
@@ -253,16 +290,16 @@ extern "C" __global__ void __launch_bounds__(kConsumers + kProducers, 1) experts
   publish_to_products();  // and to TMA
   if (threadIdx.x == 0) prefetch_map(map);
   let_next_kernel_start();
-  wait_for_earlier_kernels();
   shared.blocks.fill(counts);
   Share::add_up_costs(shared, counts);
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x < kConsumers + 32) produce(shared, counts, operand, map);
+    if (threadIdx.x < kConsumers + 32) Producer{shared, counts, operand, map}.produce();
     return;
   }
   take_registers<CONSUMER_REGISTERS>();
+  wait_for_earlier_kernels();
   Output output({bias, members, out}, x_scale);
   Turn<STAGES> turn;
   const Share share(shared, counts);

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.concurrent import releasing_late
 from trtc.plugins.gpu.lowering import ONE, SCRATCH, Extent, Launch, Site, TileMap
 from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 from trtc.plugins.moe.e2m1_sm90 import (
@@ -25,8 +26,8 @@ from trtc.plugins.moe.e2m1_sm90 import (
 
 _BLOCK_ROWS = 64
 """Rows of an expert that are multiplied at once, at most."""
-_OPERAND_WARPS = 8
-"""Of a thread block that makes an operand, a row each."""
+_MOST_OPERAND_WARPS = 8
+"""Of a thread block that makes a row of an operand, a group of channels a thread."""
 _TEAM_THREADS = 128
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 32, 160
 _MOST_STAGES, _LEAST_STAGES = 4, 3
@@ -52,15 +53,18 @@ class TiledCut:
 
     def buffers(self, site: Site, pairs: Pairs) -> Mapping[str, tuple[str, int]]:
         """Scratch beside that of every tile: element type and count."""
-        rows = _blocks(site, pairs) * _BLOCK_ROWS
+        blocks = pairs.most // _BLOCK_ROWS + min(site.axes["L"], pairs.most)  # at most
+        rows = blocks * _BLOCK_ROWS
         return {
             _OPERAND: ("u8", rows * 2 * max(site.axes["H"], site.axes["I"])),
             _X_SCALE: ("f32", rows),
         }
 
     def launches(self, site: Site, product: Product, pairs: Pairs) -> tuple[Launch, ...]:
-        """The operand, then the product with it."""
-        return _operand(site, product, pairs), self._product(site, product, pairs)
+        """The operand, then the product with it, each of which lets the next one find its pairs
+        while it runs."""
+        operand = _operand(site, product, pairs)
+        return releasing_late(operand), releasing_late(self._product(site, product, pairs))
 
     def _product(self, site: Site, product: Product, pairs: Pairs) -> Launch:
         stages = self._stages(site)
@@ -167,6 +171,8 @@ def _weight_map(site: Site, product: Product, teams: int) -> TileMap:
 
 def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
     depth = sizes(site, product)[1]
+    warps = min(-(-depth // GROUP // 32), _MOST_OPERAND_WARPS)
+    shared_bytes = list_bytes(site) + 4 * site.axes["L"] + 4 * warps
     arguments = {
         **given_argument(product),
         **PAIR_LISTS,
@@ -182,15 +188,18 @@ def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
             "NUM_EXPERTS": site.axes["L"],
             "CAPACITY": pairs.capacity,
             "BLOCK_ROWS": _BLOCK_ROWS,
+            "WARPS": warps,
+            "SHARED_BYTES": shared_bytes,
+            "PAIRS_KNOWN": int(product == "down"),
             **given_constants(site, product),
         },
-        num_threads=_OPERAND_WARPS * 32,
-        shared_bytes=list_bytes(site),
+        num_threads=warps * 32,
+        shared_bytes=shared_bytes,
     )
     return Launch(
         kernel=kernel,
         arguments=tuple(name for name, _ in arguments.values()),
-        grid=(Extent(times=_blocks(site, pairs) * _BLOCK_ROWS // _OPERAND_WARPS), ONE, ONE),
+        grid=(Extent(site.rows, times=int(site.attributes["top_k"])), ONE, ONE),
         overlaps=site.arch.has_pdl,
     )
 
@@ -198,8 +207,3 @@ def _operand(site: Site, product: Product, pairs: Pairs) -> Launch:
 def list_bytes(site: Site) -> int:
     """Of `BlockList`."""
     return 4 * (site.axes["L"] + 1)
-
-
-def _blocks(site: Site, pairs: Pairs) -> int:
-    """That the pairs may fall into at most."""
-    return pairs.most // _BLOCK_ROWS + min(site.axes["L"], pairs.most)

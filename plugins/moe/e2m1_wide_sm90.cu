@@ -285,7 +285,7 @@ struct Consumer {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kConsumers + kProducers, 1) experts_e2m1_wide(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) experts_e2m1_wide(
     const Bf16* __restrict__ given, const u8* __restrict__ scale,
 #if HAS_BIAS
     const float* __restrict__ bias,

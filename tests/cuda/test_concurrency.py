@@ -134,6 +134,7 @@ def test_kernels_wait_and_let_start_where_they_should() -> None:
             assert not waits and not re.search(r"\b(st|ld|red|atom)\.", after), kernel.entry
         else:
             assert "griddepcontrol.launch_dependents" not in before
+            assert not re.search(r"\b(st|red|atom)\.global", before), kernel.entry
             assert "griddepcontrol.launch_dependents" in after
         entries.add((kernel.entry, is_last(source.constants)))
     both = {
@@ -147,8 +148,13 @@ def test_kernels_wait_and_let_start_where_they_should() -> None:
 
 
 def test_nothing_does_where_launches_do_not_overlap() -> None:
-    lowered = lower_calls(plan_of("deepseek_v2"), 89, lowerings())
-    assert not any(waits_last(variant.work) for one in lowered for variant in one.variants)
+    works = [
+        [work]
+        for one in lower_calls(plan_of("deepseek_v2"), 89, lowerings())
+        for variant in one.variants
+        for work in variant.work
+    ]
+    assert works and not any(waits_last(work) or releases_late(work) for work in works)
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3)), min_size=4, max_size=4)

@@ -1,13 +1,23 @@
 """Kernels of routed experts compile for every SM, and take what they declare."""
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.support.compiled import LIMITS, PAGE_SIZE, compiled, one_of_each, together
+from tests.support.compiled import (
+    LIMITS,
+    PAGE_SIZE,
+    compile_sources,
+    compiled,
+    one_of_each,
+    together,
+)
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.moe.op import MOE
 
 needs_triton()
@@ -135,6 +145,24 @@ def test_experts_of_e2m1_compile(sm: int) -> None:
     assert len(kernels) == 2 * (len(variants) if sm == 90 else 1)
     for kernel in kernels:
         assert b"mma" in kernel.ptx
+
+
+def test_what_kernels_of_e2m1_read_before_they_wait_is_complete() -> None:
+    """The launch before lets them start when its own wait is over: only what it writes itself is
+    not there. They store nothing before they wait."""
+    early = set()
+    for variant in moe.lower(gpt_oss_site(90)):
+        launches = [one for one in variant.work if isinstance(one, Launch)]
+        for before, launch in pairwise(launches):
+            if not isinstance(launch.kernel, CudaSource):
+                continue
+            (kernel,) = compile_sources([launch.kernel], 90)
+            ahead, *after = kernel.ptx.decode().split("griddepcontrol.wait")
+            assert after and not re.search(r"\b(st|red|atom)\.global", ahead)
+            if "ld.global" in ahead:
+                early.add(kernel.entry)
+                assert before.kernel.constants.get("RELEASES_LATE") == 1
+    assert early == {"experts_e2m1", "experts_e2m1_tiles", "operand_e2m1"}
 
 
 def latent_site(weight: str, group: int, experts: int, top_k: int, width: int) -> Site:
