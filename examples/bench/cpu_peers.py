@@ -14,6 +14,9 @@ kept for the next run, trtc's engines too until `--rebuild`. `--keep` adds to th
 one, so that a long comparison can be made in pieces: `--only decode-16 --repeats 1 --keep`.
 
 Shapes that are no Llamas run in 4 bits, and trtc's engines of them have dummy weights.
+
+ik_llama.cpp is on no package index: `--ik-llama-cpp DIR` has its sources compiled, and it decodes
+beside the others.
 """
 
 import argparse
@@ -26,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from examples.bench.peers import llama_cpp, machine, openvino_genai, trtc_engine
+from examples.bench.peers import ik_llama_cpp, llama_cpp, machine, openvino_genai, trtc_engine
 from examples.bench.peers.checkpoint import (
     LLAMA_1B,
     SMALL,
@@ -37,7 +40,7 @@ from examples.bench.peers.checkpoint import (
 from examples.bench.peers.contestants import Contestant, Figures, Setting
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed, Unavailable
-from examples.bench.peers.llama_cpp import LlamaCppBuild
+from examples.bench.peers.llama_cpp import LlamaCpp, LlamaCppBuild
 from examples.bench.peers.plot import ratio_plot
 from examples.bench.peers.published import LFM2_1_2B, MOE_16, QWEN3_5_2B
 from examples.bench.peers.report import Report
@@ -67,6 +70,9 @@ WORKLOADS: Mapping[str, Measure] = {
 }
 ALL_WIDTHS = ("decode-1", "decode-4", "decode-16", "start")
 """Workloads of the 8-bit and 16-bit engines; those of 4 bits run all."""
+DECODES = ("decode-1", "decode-4", "decode-16")
+WORKLOADS_OF: Mapping[str, Sequence[str]] = {ik_llama_cpp.RUNTIME: DECODES}
+"""Of runtimes that do not take part in all."""
 DTYPES = ("int4_awq", "int8_sq", "fp8", "bf16")
 """Of Llamas."""
 DUMMY_DTYPES = ("int4",)
@@ -90,6 +96,8 @@ class Plan:
     threads: int
     keep: bool
     rebuild: bool
+    ik_llama_cpp: Path | None
+    """Its sources."""
 
     @property
     def directory(self) -> Path:
@@ -112,6 +120,7 @@ class Plan:
 
 
 RUNTIMES = ("trtc", "llama.cpp", "openvino")
+"""And, where its sources are given, ik_llama.cpp."""
 
 
 def prepare(plan: Plan) -> tuple[list[Contestant], dict[str, str], dict[str, Any]]:
@@ -137,6 +146,16 @@ def prepare(plan: Plan) -> tuple[list[Contestant], dict[str, str], dict[str, Any
         "llama.cpp": lambda: (
             llama_cpp.prepare(setting, environment, build, of_width(llama_cpp.BITS)),
             llama_cpp.versions(build),
+        ),
+        ik_llama_cpp.RUNTIME: lambda: (
+            ik_llama_cpp.prepare(
+                setting,
+                environment,
+                plan.ik_llama_cpp or Path(),
+                plan.workdir / "ik_llama.cpp",
+                [LlamaCpp(setting, build, dtype) for dtype in of_width(llama_cpp.BITS)],
+            ),
+            {ik_llama_cpp.RUNTIME: (plan.ik_llama_cpp or Path()).name},
         ),
         "openvino": lambda: (
             openvino_genai.prepare(setting, environment, of_width(openvino_genai.BITS)),
@@ -168,11 +187,16 @@ def run_all(
         for workload in plan.only:
             if bounds is not None:
                 yield _attempt(MACHINE, MACHINE, MACHINE, 0, seed, bounds.measure)
-            takers = [one for one in contestants if one.bits == 4 or workload in ALL_WIDTHS]
+            takers = [one for one in contestants if _takes_part(one, workload)]
             shift = turn % max(1, len(takers))
             for one in [*takers[shift:], *takers[:shift]]:
                 measure = partial(WORKLOADS[workload], one, seed)
                 yield _attempt(workload, one.name, one.runtime, one.bits, seed, measure)
+
+
+def _takes_part(one: Contestant, workload: str) -> bool:
+    is_measured = one.bits == 4 or workload in ALL_WIDTHS
+    return is_measured and workload in WORKLOADS_OF.get(one.runtime, WORKLOADS)
 
 
 def _attempt(
@@ -255,6 +279,12 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
     parser.add_argument("--repeats", type=int, help="default 3, with --quick 1")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--ik-llama-cpp",
+        type=Path,
+        metavar="DIR",
+        help="sources of ik_llama.cpp, which is compiled and decodes beside the others",
+    )
     parser.add_argument("--keep", action="store_true", help="add to the runs of the last time")
     parser.add_argument("--rebuild", action="store_true", help="trtc's engines, when trtc changed")
     options = parser.parse_args(arguments)
@@ -269,11 +299,12 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
         shape,
         options.only,
         options.dtypes or (dtypes[:1] if options.quick else dtypes),
-        options.runtimes,
+        (*options.runtimes, *([ik_llama_cpp.RUNTIME] if options.ik_llama_cpp else [])),
         repeats,
         options.threads,
         options.keep,
         options.rebuild,
+        options.ik_llama_cpp and options.ik_llama_cpp.resolve(),
     )
 
 

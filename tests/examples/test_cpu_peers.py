@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from examples.bench import cpu_peers
-from examples.bench.peers import machine, openvino_genai, trtc_engine
+from examples.bench.peers import ik_llama_cpp, machine, openvino_genai, trtc_engine
 from examples.bench.peers.checkpoint import (
     LLAMA_1B,
     ModelShape,
@@ -25,8 +26,10 @@ from examples.bench.peers.checkpoint import (
     write_checkpoint,
 )
 from examples.bench.peers.contestants import Setting, decode_figures, stream_figures
+from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.jobs import RawTrace, chat_seconds
+from examples.bench.peers.llama_cpp import LlamaCpp, LlamaCppBuild
 from examples.bench.peers.llama_server import LlamaServer
 from examples.bench.peers.plot import ratio_plot, times_better
 from examples.bench.peers.processes import free_port, run, run_step, seconds_to_first_line, serving
@@ -462,6 +465,47 @@ def test_a_port_without_a_server_is_not_ready() -> None:
     with socket.socket() as mute:  # takes no connection
         mute.bind(("127.0.0.1", 0))
         assert not LlamaServer(mute.getsockname()[1]).is_ready()
+
+
+# --- ik_llama.cpp -------------------------------------------------------------------------------
+
+TABLE = """
+main: n_kv_max = 576, n_batch = 2048, n_ubatch = 512, flash_attn = 1
+
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|   512 |     64 |    1 |    576 |    1.023 |   500.49 |    0.613 |   104.40 |    1.636 |   352.08 |
+
+"""
+"""As llama-batched-bench of ik_llama.cpp prints it, on stderr."""
+
+
+def test_rates_are_read_from_the_table_of_ik_llama_cpp() -> None:
+    assert ik_llama_cpp.rates(TABLE) == (500.49, 104.40)
+    with pytest.raises(RunFailed, match="no figures: 'error: unable to load model'"):
+        ik_llama_cpp.rates("error: unable to load model")
+
+
+def test_ik_llama_cpp_needs_its_sources_and_the_models_of_llama_cpp(tmp_path: Path) -> None:
+    asked = plan(tmp_path, "--ik-llama-cpp", str(tmp_path / "sources"))
+    assert asked.runtimes[-1] == "ik_llama.cpp"
+    setting, source = asked.setting(), tmp_path / "sources"
+    environment = PeerEnvironment(tmp_path / "environment", tmp_path / "pip.log")
+    like = [LlamaCpp(setting, LlamaCppBuild(tmp_path, tmp_path / "log"), "Q4_0")]
+    prepare = partial(ik_llama_cpp.prepare, setting, environment, source, tmp_path / "out", like)
+    with pytest.raises(Unavailable, match=f"--ik-llama-cpp: {source} has no CMakeLists.txt"):
+        prepare()
+    source.mkdir()
+    (source / "CMakeLists.txt").touch()
+    with pytest.raises(Unavailable, match=r"Q4_0\.gguf is not there: .* run both"):
+        prepare()
+
+
+def test_ik_llama_cpp_takes_part_in_decodes_alone(tmp_path: Path) -> None:
+    two = [FakeContestant("ik_llama.cpp Q4_0"), FakeContestant("x a")]
+    asked = plan(tmp_path, "--only", "decode-16", "chat", "--repeats", "1")
+    order = [(one.workload, one.runtime) for one in cpu_peers.run_all(asked, two, None)]  # type: ignore[union-attr]
+    assert order == [("decode-16", "ik_llama.cpp"), ("decode-16", "x"), ("chat", "x")]
 
 
 # --- the script ---------------------------------------------------------------------------------

@@ -64,16 +64,9 @@ class LlamaCppBuild:
         """
         if not self.source.exists():
             self._unpack(environment)
-        if all(self.tool(name).exists() for name in _TOOLS):
-            return
-        cmake = shutil.which("cmake")
-        if cmake is None:
-            environment.install(("cmake==4.4.4",))
-            cmake = str(environment.python.with_name("cmake"))
-        output = self.directory / "out"
-        run_step([cmake, "-S", self.source, "-B", output, *_CMAKE_OPTIONS], self.log)
-        jobs = str(os.cpu_count() or 1)  # make takes "as many as there are files" from no number
-        run_step([cmake, "--build", output, "--parallel", jobs, "--target", *_TOOLS], self.log)
+        if not all(self.tool(name).exists() for name in _TOOLS):
+            output = self.directory / "out"
+            compile_tools(self.source, output, _CMAKE_OPTIONS, _TOOLS, environment, self.log)
 
     def _unpack(self, environment: PeerEnvironment) -> None:
         download = self.directory / "download"
@@ -87,6 +80,28 @@ class LlamaCppBuild:
         (inner,) = unfinished.iterdir()
         inner.rename(self.directory / "source")
         unfinished.rmdir()
+
+
+def compile_tools(
+    source: Path,
+    output: Path,
+    options: Sequence[str],
+    tools: Sequence[str],
+    environment: PeerEnvironment,
+    log: Path,
+) -> None:
+    """Into `output`/bin, by CMake, which is installed where it is not there.
+
+    Raises:
+        Unavailable: no compiler, or it does not compile.
+    """
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        environment.install(("cmake==4.4.4",))
+        cmake = str(environment.python.with_name("cmake"))
+    run_step([cmake, "-S", source, "-B", output, *options], log)
+    jobs = str(os.cpu_count() or 1)  # make takes "as many as there are files" from no number
+    run_step([cmake, "--build", output, "--parallel", jobs, "--target", *tools], log)
 
 
 @dataclass(frozen=True)
@@ -117,12 +132,9 @@ class LlamaCpp:
 
     def decode(self, batch: int, seed: int) -> Figures:
         """By llama-batched-bench, which draws its own tokens and warms up by itself."""
-        work = self.setting.work
-        cells = batch * (work.prompt_len + work.decode_len)
-        command: Command = [self.build.tool("llama-batched-bench"), *self._options(cells)]
-        command += ["-npp", str(work.prompt_len), "-ntg", str(work.decode_len)]
-        command += ["-npl", str(batch), "--output-format", "jsonl"]
-        done = run(command)
+        options = bench_options(self.setting, self.model, batch)
+        command: Command = [self.build.tool("llama-batched-bench"), *options]
+        done = run([*command, "--output-format", "jsonl"])
         line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
         result = json.loads(line)
         return {
@@ -158,23 +170,33 @@ class LlamaCpp:
 
             return {"chat_s": chat_seconds(complete, work.chat(seed), work.reply_len)}
 
-    def _options(self, cells: int) -> Command:
-        threads = str(self.setting.threads)
-        options: Command = ["-m", self.model, "-c", str(cells), "-fa", "on"]
-        return [*options, "-t", threads, "-tb", threads, "-b", "2048", "-ub", "512"]
-
     @contextmanager
     def _serving(self, slots: int, cells: int, *more: str) -> Iterator[tuple[LlamaServer, Server]]:
         client = LlamaServer(free_port())
         command: Command = [
             self.build.tool("llama-server"),
-            *self._options(cells),
+            *model_options(self.setting, self.model, cells),
             "-np",
             str(slots),
         ]
         command += ["--host", "127.0.0.1", "--port", str(client.port), *more]
         with serving(command, client.is_ready) as server:
             yield client, server
+
+
+def model_options(setting: Setting, model: Path, cells: int) -> Command:
+    """Of every tool: the model, so many tokens of keys and values, and threads."""
+    threads = str(setting.threads)
+    options: Command = ["-m", model, "-c", str(cells), "-fa", "on"]
+    return [*options, "-t", threads, "-tb", threads, "-b", "2048", "-ub", "512"]
+
+
+def bench_options(setting: Setting, model: Path, batch: int) -> Command:
+    """Of llama-batched-bench, for `batch` sequences at once."""
+    work = setting.work
+    cells = batch * (work.prompt_len + work.decode_len)
+    lengths: Command = ["-npp", str(work.prompt_len), "-ntg", str(work.decode_len)]
+    return [*model_options(setting, model, cells), *lengths, "-npl", str(batch)]
 
 
 def prepare(

@@ -27,6 +27,7 @@ class Finished:
     """A command that ended well."""
 
     stdout: str
+    stderr: str
     seconds: float
     peak_rss: int
     """Bytes; the kernel's high-water mark, read shortly before the end."""
@@ -83,9 +84,10 @@ def run(command: Sequence[str | Path], *, stdin: str = "") -> Finished:
         seconds = time.perf_counter() - began
         said.seek(0)
         complaints.seek(0)
+        problems = complaints.read()
         if process.returncode:
-            _fail(command, process.returncode, complaints.read())
-        return Finished(said.read(), seconds, peak)
+            _fail(command, process.returncode, problems)
+        return Finished(said.read(), problems, seconds, peak)
 
 
 def lines(command: Command, *, stdin: str = "") -> Iterator[str]:
