@@ -68,9 +68,9 @@ WORKLOADS: Mapping[str, Measure] = {
     "chat-no-reuse": lambda one, seed: one.chat(seed, reuse=False),
     "streams": lambda one, seed: one.streams(seed),
 }
-ALL_WIDTHS = ("decode-1", "decode-4", "decode-16", "start")
-"""Workloads of the 8-bit and 16-bit engines; those of 4 bits run all."""
 DECODES = ("decode-1", "decode-4", "decode-16")
+ALL_WIDTHS = (*DECODES, "start")
+"""Workloads of the 8-bit and 16-bit engines; those of 4 bits run all."""
 WORKLOADS_OF: Mapping[str, Sequence[str]] = {ik_llama_cpp.RUNTIME: DECODES}
 """Of runtimes that do not take part in all."""
 DTYPES = ("int4_awq", "int8_sq", "fp8", "bf16")
