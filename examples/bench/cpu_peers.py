@@ -147,21 +147,18 @@ def prepare(plan: Plan) -> tuple[list[Contestant], dict[str, str], dict[str, Any
             llama_cpp.prepare(setting, environment, build, of_width(llama_cpp.BITS)),
             llama_cpp.versions(build),
         ),
-        ik_llama_cpp.RUNTIME: lambda: (
-            ik_llama_cpp.prepare(
-                setting,
-                environment,
-                plan.ik_llama_cpp or Path(),
-                plan.workdir / "ik_llama.cpp",
-                [LlamaCpp(setting, build, dtype) for dtype in of_width(llama_cpp.BITS)],
-            ),
-            {ik_llama_cpp.RUNTIME: (plan.ik_llama_cpp or Path()).name},
-        ),
         "openvino": lambda: (
             openvino_genai.prepare(setting, environment, of_width(openvino_genai.BITS)),
             openvino_genai.versions(environment),
         ),
     }
+    if (source := plan.ik_llama_cpp) is not None:
+        output, log = plan.workdir / "ik_llama.cpp", setting.logs / "ik_llama_cpp.log"
+        like = [LlamaCpp(setting, build, dtype) for dtype in of_width(llama_cpp.BITS)]
+        makers[ik_llama_cpp.RUNTIME] = lambda: (
+            ik_llama_cpp.prepare(source, output, environment, log, like),
+            {ik_llama_cpp.RUNTIME: source.name},
+        )
     contestants: list[Contestant] = []
     absent: dict[str, str] = {}
     versions: dict[str, Any] = {}

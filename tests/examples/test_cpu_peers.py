@@ -492,7 +492,8 @@ def test_ik_llama_cpp_needs_its_sources_and_the_models_of_llama_cpp(tmp_path: Pa
     setting, source = asked.setting(), tmp_path / "sources"
     environment = PeerEnvironment(tmp_path / "environment", tmp_path / "pip.log")
     like = [LlamaCpp(setting, LlamaCppBuild(tmp_path, tmp_path / "log"), "Q4_0")]
-    prepare = partial(ik_llama_cpp.prepare, setting, environment, source, tmp_path / "out", like)
+    output, log = tmp_path / "out", tmp_path / "log"
+    prepare = partial(ik_llama_cpp.prepare, source, output, environment, log, like)
     with pytest.raises(Unavailable, match=f"--ik-llama-cpp: {source} has no CMakeLists.txt"):
         prepare()
     source.mkdir()

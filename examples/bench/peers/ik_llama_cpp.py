@@ -7,7 +7,7 @@ by its own llama-batched-bench; its server is not run.
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.bench.peers.contestants import Figures, Setting
+from examples.bench.peers.contestants import Figures
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.llama_cpp import LlamaCpp, bench_options, compile_tools
@@ -31,10 +31,9 @@ _PROMPT_RATE, _DECODE_RATE = 5, 7
 class IkLlamaCpp:
     """A contestant, for decodes. Weights are repacked at load, the rest is as llama.cpp's."""
 
-    setting: Setting
     tool: Path
     like: LlamaCpp
-    """Whose model it reads."""
+    """Whose model and setting it has."""
     runtime: str = RUNTIME
 
     @property
@@ -51,8 +50,9 @@ class IkLlamaCpp:
 
     def decode(self, batch: int, seed: int) -> Figures:
         """By llama-batched-bench, which draws its own tokens and warms up by itself."""
-        options = bench_options(self.setting, self.like.model, batch)
-        log: Command = ["--log-file", self.setting.logs / "ik_llama_cpp_run"]
+        setting = self.like.setting
+        options = bench_options(setting, self.like.model, batch)
+        log: Command = ["--log-file", setting.logs / "ik_llama_cpp_run"]
         done = run([self.tool, *options, "--run-time-repack", *log])
         prefill, decode = rates(done.stderr)
         return {
@@ -85,17 +85,14 @@ def rates(output: str) -> tuple[float, float]:
 
 
 def prepare(
-    setting: Setting,
-    environment: PeerEnvironment,
-    source: Path,
-    output: Path,
-    like: list[LlamaCpp],
+    source: Path, output: Path, environment: PeerEnvironment, log: Path, like: list[LlamaCpp]
 ) -> list[IkLlamaCpp]:
     """Compile what is not there yet: half an hour on two cores, once.
 
     Args:
         source: its sources.
         output: where the compiled tool goes.
+        log: of compiling it.
         like: llama.cpp's contestants, whose models are read.
 
     Raises:
@@ -108,6 +105,5 @@ def prepare(
         raise Unavailable(f"{missing[0]} is not there: llama.cpp makes it, run both")
     tool = output / "bin" / _BENCH
     if not tool.exists():
-        log = setting.logs / "ik_llama_cpp.log"
         compile_tools(source, output, _CMAKE_OPTIONS, (_BENCH,), environment, log)
-    return [IkLlamaCpp(setting, tool, one) for one in like]
+    return [IkLlamaCpp(tool, one) for one in like]
